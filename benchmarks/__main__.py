@@ -1,4 +1,4 @@
-"""`make bench`: every benchmark that needs nothing but the package, one after the other, in a quarter of an hour.
+"""`make bench`: every benchmark that needs only the package, one after the other, in a quarter of an hour.
 
 Each is shortened where possible: fewer rounds, shorter runs. benchmarks/README.md has the commands behind its figures.
 """

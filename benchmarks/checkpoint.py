@@ -1,4 +1,4 @@
-"""Cost of saving in training: the share of its time spent waiting for checkpoints, asynchronous and synchronous.
+"""Cost of saving: the share of training time spent waiting for checkpoints, asynchronous and synchronous.
 
     python -m benchmarks.checkpoint [--every 20] [--updates 40] [--tokens 1024] [--folder FOLDER] [--json]
 
@@ -7,8 +7,8 @@ moments. The two ways take turns, `--every` updates each with one save, in one p
 written to `--folder` (default: a temporary one), so the figures are for the disk there.
 
 `waited` is the time that `save` took. `lost` also counts what the writing thread takes from concurrent updates: the
-time of a turn minus that of the same number of updates without saving, which take a turn of their own in every round.
-The share at the default cadence of 1,000 updates follows from the wait for one checkpoint and the time of an update.
+time of a turn minus that of as many updates without saving, which have a separate turn in every round. The share at the
+default cadence of 1,000 updates follows from the wait for one checkpoint and the time of an update.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def measure(folder: Path, every: int, updates: int, tokens: int) -> dict[str, An
         if saver is None:
             return seconds, 0.0
         waited = saver.waited_seconds - before
-        saver.wait()  # outside the clock: at the default cadence the disk is done long before
+        saver.wait()  # not timed: at the default cadence the disk is done long before
         return seconds, waited
 
     for way in WAYS:  # from here on memory stays allocated, as in a run with several checkpoints

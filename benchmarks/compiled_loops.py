@@ -4,8 +4,8 @@
 
 Linear maps of base size with the rows of a decoding step (one sentence: 4 beams; 64 sentences: 256), attention of such
 a step at its tenth position, and whole translation (shape T3 of benchmarks.decode_speed, 250 sentences, beam 4), each
-in interleaved rounds in one process with 2 threads. There are 16 layers of weights, so that they come from memory as in
-a model.
+in interleaved rounds in one process with 2 threads. There are 16 layers of weights, so that weights come from memory as
+in a model.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ runs its decoder 15 times, except fairseq, which also scores end-of-sentence.
 Peers are measured by drivers outside this repository: `$PEERS/decode_peer.py`, run by
 `$BENCH/venv/<environment>/bin/python`. Marian (`benchmarks.marian_peer`) is the `pymarian` of `make marian` or of
 `$ZIGGURAT_MARIAN`. Missing peers are left out with the reason. `2x1` is two workers of one thread each instead of one
-with two threads, timed from when both begin to when the last ends; Marian's threads are workers, so it has `1x1` and
-`2x1`, and ours gets `1x1` too. Every run is its own process; each round runs every system once, so a disturbance of the
-machine hits all; figures are medians, and ratios compare them.
+with two threads, timed from the start of both to the end of the last; Marian's threads are workers, so it has `1x1` and
+`2x1`, and ours gets `1x1`, too. Every run is a separate process; each round runs every system once, so a disturbance of
+the machine hits all; figures are medians, and ratios compare them.
 
 `--whole` measures whole processes from start to end: `ziggurat --version` and `--help`, the translation of one sentence
 with an untrained T3 whose vocabulary comes from Multi30k, the same with CTranslate2 and SentencePiece, and the peak
@@ -148,9 +148,9 @@ def ours(shape: str, beam: int, precision: str, kind: str, count: int) -> float:
     """
     attention = "merged" if shape == "M12" else "full"
     find, given = searcher(SHAPES[shape], attention, precision, beam), sentences(SENTENCES, LENGTH)
-    given = given[:: SENTENCES // count]  # all lengths, when a worker gets only a part
+    given = given[:: SENTENCES // count]  # with all lengths, even if a worker gets only a part
     find(given[:16])
-    if kind == "worker":  # they begin together, and the last to end counts
+    if kind == "worker":  # they start together, and the last one to end counts
         print("READY", flush=True)
         sys.stdin.readline()
         return float(sum(len(results[0].tokens) + 1 for results in find(given)))
@@ -223,9 +223,7 @@ def left_out(peer: str) -> str:
 
 @contextmanager
 def marian_searches(peers: Sequence[str], shape: str, beam: int, batch: int = BATCH) -> Iterator[dict[str, Any]]:
-    """Context with a function that measures Marian, if it is a peer: output tokens/s, or the seconds for a single
-    sentence.
-    """
+    """Context with a function that measures Marian, if it is a peer: output tokens/s, or seconds for one sentence."""
     if "marian" not in peers:
         yield {}
         return
@@ -349,7 +347,7 @@ def whole(data: Path, peers: Sequence[str], rounds: int) -> dict[str, dict[str, 
     little = {f"ziggurat {o}": [sys.executable, "-m", "ziggurat", o] for o in ("--version", "--help")}
     short = {**little, **translating(one)}
     for command in short.values():
-        _process(command)  # not counted: brings files into memory
+        _process(command)  # not counted, but brings files into memory
     seconds = in_turns({name: lambda c=command: _process(c)[0] for name, command in short.items()}, rounds)
     peaks = {name: _process(command)[1] for name, command in translating(many).items()}
     return {"whole processes, one sentence, seconds": seconds, "peak memory of 1,000 lines, MiB": peaks}
@@ -382,7 +380,7 @@ def depth(precision: str = "float32") -> None:
 
 
 def main() -> None:
-    """Measure what is asked for."""
+    """Measure what the options request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs="+", choices=["T3", "T2"], default=["T3"])
     parser.add_argument("--beam", nargs="+", type=int, default=[4, 1])

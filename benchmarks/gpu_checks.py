@@ -1,4 +1,4 @@
-"""Checks of the GPU path; each reports what it compared, what it found and whether that is right.
+"""Checks of the GPU path; each reports what it compared, what it found and whether that is correct.
 
 Some need a GPU, and report that on a machine without one.
 """
@@ -29,7 +29,7 @@ NO_DROPOUT = {"residual": 0.0, "embedding": 0.0, "attention": 0.0, "activation":
 
 
 class Check(NamedTuple):
-    """Name, the finding in words, and whether it is right; None if this device cannot show it."""
+    """The name, the finding in words, and whether it is correct; None if this device cannot show it."""
 
     name: str
     found: str

@@ -13,7 +13,7 @@ from tools.pretend_device import Counts, counted, present
 from ziggurat.model.accelerator import default_device
 
 HEAD = "launches  waits  copies   bytes"
-"""HEAD is the header for the columns of `said`; copies are those to the device."""
+"""HEAD is the header for the columns of `said`; `copies` counts copies to the device."""
 
 
 def best_device() -> str:
@@ -32,7 +32,7 @@ def is_real(device: torch.device) -> bool:
 
 
 def counts_of(device: torch.device, work: Callable[[], object]) -> Counts | None:
-    """Do `work` and return what it asked of the device; None, without doing `work`, where that cannot be counted."""
+    """Do `work` and return the counts of the device; None, without doing `work`, where nothing can be counted."""
     if is_real(device):
         return None
     with counted() as counts:

@@ -37,7 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 MULTIPLE = 8
-"""MULTIPLE is the number to whose multiples lengths are padded: it keeps shapes few and suits tensor cores."""
+"""MULTIPLE is the number to whose multiples lengths are padded; this keeps shapes few and suits tensor cores."""
 SPECIAL = SpecialIds(0, 3, 0, 2, 3)
 KERNELS = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 """KERNELS are the plain loop's attention kernels; ours avoids cuDNN's (ziggurat.model.directory)."""
@@ -166,7 +166,7 @@ class Plain(nn.Module):
         return embedded
 
     def update(self, batch: Batch) -> Tensor:
-        """Take one update; return its loss, which nothing has waited for."""
+        """Take one update; return its loss, without waiting for it."""
         self.train()
         b = batch.to(self._device, non_blocking=True)
         future = nn.Transformer.generate_square_subsequent_mask(b.target_in.shape[1], device=self._device).isinf()

@@ -1,4 +1,4 @@
-"""Training speed on a GPU, ours and that of a plain torch.nn.Transformer loop, in one call under 9 minutes.
+"""Training speed on a GPU, ours and that of a plain torch.nn.Transformer loop, in one call of under 9 minutes.
 
     python -m benchmarks.gpu_speed [--model "base 6-6" ...] [--tokens 25000 4096 50000] [--seconds 4] [--minutes 8]
         [--small] [--device cuda] [--no-compile]
@@ -50,7 +50,7 @@ COMPILE_SECONDS = 120.0
 
 
 class Sizes(NamedTuple):
-    """The differences between a GPU and a trial of this code on a CPU."""
+    """The sizes in which a GPU differs from a trial of this code on a CPU."""
 
     width: int
     lstm_width: int
@@ -67,14 +67,14 @@ SMALL = Sizes(16, 16, 2, 60, 20, 2, 256, 100)
 
 
 class Clock:
-    """The time that is left."""
+    """The remaining time."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.perf_counter() + seconds
 
     @property
     def left(self) -> float:
-        """Seconds left; below 0 when time is up."""
+        """Return the seconds that are left; below 0 when time is up."""
         return self._end - time.perf_counter()
 
 
@@ -151,7 +151,7 @@ class Cell(NamedTuple):
 
 
 def cells(models: list[str], budgets: list[int], compiled: bool) -> Iterator[Cell]:
-    """Yield what to measure, the most important first."""
+    """Yield the cells to measure, most important first."""
     for tokens in budgets:
         for model in models:
             yield Cell(model, tokens, ("eager",), plain=not model.startswith("RNMT"))

@@ -66,7 +66,7 @@ def translation(width: int, heads: int, vocabulary: int, device: torch.device) -
         makers: dict[str, Callable[[], _Translate]] = {
             precision: partial(_ours, config, model, precision, device) for precision in PRECISIONS
         }
-        if name != "MAtt 12-12":  # which CTranslate2 does not have
+        if name != "MAtt 12-12":  # CTranslate2 does not support it
             makers |= {
                 f"CTranslate2 {kind}": partial(_ctranslate2, config, model, kind, device)
                 for kind in PEER_TYPES.get(device.type, ())

@@ -1,4 +1,4 @@
-"""Time and memory against the amount of work: depth, batch, vocabulary, sentence length, and the size of the corpus.
+"""Time and memory as the work grows: depth, batch, vocabulary, sentence length, and the size of the corpus.
 
     python -m benchmarks.growing [--axis depth batch vocabulary length processes corpus] [--seconds 6] [--two] [--json]
 
@@ -133,7 +133,7 @@ def main() -> None:
     if options.one:
         axis, value = options.one[0], int(options.one[1])
         figures = planning(value) if axis == "corpus" else training(axis, value, options.seconds)
-        if os.environ.get("RANK", "0") == "0":  # one line, not one per process
+        if os.environ.get("RANK", "0") == "0":  # one line in all, not one per process
             print(json.dumps(figures))
         return
     from benchmarks.train_speed import peak

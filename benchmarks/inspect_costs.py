@@ -1,4 +1,4 @@
-"""Estimates of `ziggurat inspect` compared with real updates: CPU seconds, one thread (docs/depth-check.md).
+"""Estimates of `ziggurat inspect` compared with real updates, in CPU seconds with one thread (docs/depth-check.md).
 
 OMP_NUM_THREADS=1 python -m benchmarks.inspect_costs [--only multi30k]
 """

@@ -1,8 +1,8 @@
-"""LibreTranslate with the packages in $ARGOS_FILES (paths separated by colons), for the Python that has it.
+"""LibreTranslate with the packages in $ARGOS_FILES (paths separated by colons), run by the Python that has it.
 
     ARGOS_FILES=a.argosmodel PYTHON benchmarks/libretranslate_peer.py --port 5001 ...
 
-A pattern replaces its sentence splitter, a network that it downloads: without the Internet it could not start, and the
+A pattern replaces its sentence splitter, a network that it downloads; without the Internet it could not start, and the
 pattern is faster.
 """
 
@@ -30,7 +30,7 @@ class Pattern:
 def main() -> None:
     minisbd.SBDetect, minisbd.download_models = Pattern, lambda *_, **__: None
     with tempfile.TemporaryDirectory() as home:
-        # Before the import, which creates folders in these places.
+        # Set before the import, which creates these folders.
         os.environ |= {f"XDG_{kind}_HOME": home for kind in ("DATA", "CONFIG", "CACHE")}
         os.environ |= {"ARGOS_PACKAGES_DIR": f"{home}/packages", "ARGOS_DEVICE_TYPE": "cpu"}
         from argostranslate import package

@@ -1,6 +1,6 @@
-"""Peak memory of the loss with a large vocabulary: chunked against logits built whole.
+"""Peak memory of the loss with a large vocabulary: in chunks, and with all logits at once.
 
-Each variant runs in its own process; its figure is the growth of the peak resident size over that of the inputs.
+Each variant runs in a separate process; its figure is how far the peak resident size exceeds that with only the inputs.
     python -m benchmarks.loss_memory [--tokens 4096] [--d-model 512] [--vocabulary 32000] [--json]
 """
 

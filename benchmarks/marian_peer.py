@@ -75,9 +75,9 @@ def train(
         sizes: as for `architecture`.
         vocabulary: a SentencePiece model for both sides.
         texts: source and target.
-        tokens: of a batch.
+        tokens: tokens of a batch.
         warm_up: seconds from the first update on that do not count.
-        seconds: that count, at least; three updates at least.
+        seconds: least number of seconds that count; at least three updates do.
 
     Raises SystemExit with the end of the log when Marian fails.
     """
@@ -90,11 +90,11 @@ def train(
             try:
                 return _followed(process, warm_up, seconds)
             finally:
-                process.kill()  # a signal that it handles would make it save the model
+                process.kill()  # it handles other signals, and would save the model
 
 
 def _followed(process: subprocess.Popen[str], warm_up: float, seconds: float) -> dict[str, float]:
-    """Return the figures of a running training process once it has run for long enough."""
+    """Return the figures of a training process once it has run for long enough."""
     begun, began, log = 0.0, None, []
     assert process.stderr is not None
     for line in process.stderr:

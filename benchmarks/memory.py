@@ -4,8 +4,8 @@ depth.
     python -m benchmarks.memory [--part base deep] [--moments fp32 bf16] [--depths 100 250 500 1000] [--no-compact]
                                 [--base-recompute 1] [--recompute segments] [--device cpu] [--json]
 
-Every figure comes from its own child process. `base`: a 60-12 Transformer of width 512 with a vocabulary of 32,000 on
-both sides, an update of one sentence pair, which creates the moments, and one of 3,584 tokens per side, all in fp32;
+Every figure comes from a separate child process. `base`: a 60-12 Transformer of width 512 with a vocabulary of 32,000
+on both sides, an update of one sentence pair, which creates the moments, and one of 3,584 tokens per side, all in fp32;
 peak resident memory of the whole process. `deep`: encoders of width 64 with one decoder layer, one forward and backward
 pass over 4,088 tokens per side; memory beyond libraries, parameters and gradients, and its ratio to the square root of
 depth, relative to the first depth. On a GPU both are torch's peak allocation, on the pretend one

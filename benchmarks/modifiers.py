@@ -72,7 +72,7 @@ def main() -> None:
     every = {**FIREFOX, **MERGED, "inline": {"probability": 0.005}}
     mixes = {"none": {}, "Firefox": FIREFOX, "Firefox, merge, terms, prefix": {**FIREFOX, **MERGED}}
     mixes |= {f"all: {name}": {name: {**section, "probability": 1.0}} for name, section in every.items()}
-    for name in ("inline", "terms"):  # by word: about one per sentence
+    for name in ("inline", "terms"):  # their probability is per word: about one per sentence
         mixes[f"all: {name}"][name]["probability"] = 0.1
     runs: dict[str, list[tuple[float, float, float]]] = {name: [] for name in mixes}
     for _ in range(options.rounds):

@@ -11,10 +11,10 @@ update to its last. Four ways take turns:
 - `everything`: also one checkpoint in the middle of the `--updates`, written during training;
 - `measures`: `off`, plus all depth measures once, in the middle (`training.diagnostics`).
 
-So checkpoints are 1000 / `--updates` times as frequent as by default, measures 100 / `--updates` times. The cost of one
-is scaled to one in 1,000 updates, or in 100; both are printed. Figures are medians of the rounds' ratios, of wall time
-and of the CPU time of the process (all threads, including that of the checkpoint), which other work on the machine
-disturbs less.
+So checkpoints are 1000 / `--updates` times as frequent as by default, and measures 100 / `--updates` times. The cost is
+scaled to one checkpoint per 1,000 updates, or one measurement per 100; both figures are printed. Figures are medians of
+the rounds' ratios, of wall time and of the CPU time of the process (all threads, including that of the checkpoint),
+which other work on the machine disturbs less.
 
 `demo` is the recipe of that name (3+3 layers of width 128), whose short updates suffer most from fixed costs; `T1` is
 6+6

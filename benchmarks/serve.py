@@ -2,9 +2,9 @@
 
     python -m benchmarks.serve MODEL --text FILE [--peer PYTHON] [--package FILE.argosmodel] [--rounds 3] [--json]
 
-MODEL is a model that CTranslate2 can run; it is exported (int8) for both. PYTHON belongs to an environment with
-LibreTranslate, `$BENCH_LIBRETRANSLATE` by default; `--package` is the same model for it (`ziggurat export --to argos`).
-The systems are ours with PyTorch (fp32), ours with the CTranslate2 export, and LibreTranslate.
+MODEL is a model that CTranslate2 can run; it is exported in int8 for both servers. PYTHON belongs to an environment
+with LibreTranslate, `$BENCH_LIBRETRANSLATE` by default; `--package` is the same model for it (`ziggurat export --to
+argos`). The systems are ours with PyTorch (fp32), ours with the CTranslate2 export, and LibreTranslate.
 
 Each round restarts every server and measures the seconds to its first answer; 200 requests of one sentence from 16
 clients (requests per second, and the 95th percentile of milliseconds per request); one request of 200 texts (texts per

@@ -4,9 +4,9 @@
         [--rounds 2] [--seconds 8] [--json]
 
 Two threads that share a product meet at a barrier after it. A thread that spins there while another process needs its
-core keeps that process, and often the very thread that it waits for, from running; one that sleeps has to be woken,
-which costs more than a short product takes. libgomp reads its policy from the environment when it is loaded, so every
-figure comes from a separate process. Policies take turns within a round, loads within a policy. `ours` is
+core blocks that process, and often the very thread for which it waits; a thread that sleeps has to be woken, which
+takes longer than a short product. libgomp reads its policy from the environment when it is loaded, so every figure
+comes from a separate process. Policies take turns within a round, loads within a policy. `ours` is
 ziggurat.system.processes: like `default` on an idle machine, asleep while others want the cores.
 
 `demo` trains the recipe of that name (3+3 layers of width 128), `T1` trains 6+6 layers of width 256, and `translate`

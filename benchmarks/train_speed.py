@@ -9,12 +9,12 @@ attention, label smoothing 0.1.
 
 Peers are measured by drivers outside this repository: `$PEERS/train_peer.py`, run by
 `$BENCH/venv/<environment>/bin/python` (their README explains how to make both; fairseq is also looked for in
-`$FAIRSEQ_SRC`). Peers that are installed are measured. Marian (`benchmarks.marian_peer`, in fp32) is the `pymarian` of
+`$FAIRSEQ_SRC`). Only installed peers are measured. Marian (`benchmarks.marian_peer`, in fp32) is the `pymarian` of
 `make marian` or `$ZIGGURAT_MARIAN`, with two workers; its share of the peak assumes our operations per target token.
 
-Every run is its own process: 8 s of warm-up, then updates for at least `--seconds`. Only real tokens count, including
-end-of-sentence. Each round runs ours and then every peer, so a disturbance of the machine hits all; figures are medians
-of the rounds. The share of the peak divides 6 operations per weight and token, and 12 d L L per
+Every run is a separate process: 8 s of warm-up, then updates for at least `--seconds`. Only real tokens count,
+including end-of-sentence. Each round runs ours and then every peer, so a disturbance of the machine hits all; figures
+are medians of the rounds. The share of the peak divides 6 operations per weight and token, and 12 d L L per
 attention, by torch's fastest 2048 x 2048 product of that precision, measured first. Memory is the peak of the process.
 """
 
@@ -144,7 +144,7 @@ def ours(
     counting, busy, own = False, 0.0, 0.0
     while True:
         now = time.perf_counter()
-        # Compiled layers get separate graphs for lengths that only some batches have.
+        # Compiled layers get separate graphs for lengths that occur only in some batches.
         if not counting and now - began >= WARM_UP and updates >= (12 if compiled else 2):
             counting, began, updates, tokens, work = True, now, 0, 0, 0.0
             busy, own = _busy(), sum(psutil.Process().cpu_times()[:2])

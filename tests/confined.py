@@ -1,4 +1,4 @@
-"""Runs an attack in a child with limits: a stranger's file may cost 5 seconds and 500 MB."""
+"""Runs an attack in a child process with limits: a stranger's file may cost at most 5 seconds and 500 MB."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Outcome:
 
     Attributes:
         error: the class of the exception, `` if none was raised.
-        text: the message, or what it returned.
+        text: the message, or the returned value as text.
         megabytes: how far the child's resident memory rose at its peak.
     """
 
@@ -37,9 +37,9 @@ class Outcome:
 def confined(action: Callable[[], object], *, seconds: float = 5, megabytes: int = 500) -> Outcome:
     """Return the outcome of `action`, run in a fork of this process (so that nothing is imported again).
 
-    Fails if it takes longer (CPU time; on the clock twelve times that, since tests share the machine), takes more
-    memory, or ends the process. Address space is limited to four times the memory, so that an attack cannot harm the
-    machine; the resident memory is what is judged.
+    Fails if it takes longer (in CPU time; wall time may be twelve times that, since tests share the machine), takes
+    more memory, or ends the process. Address space is limited to four times the memory, so that an attack cannot harm
+    the machine; the test is on the resident memory.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -103,7 +103,7 @@ def _kinds() -> list[type[ZigguratError]]:
 
 
 def cli(*arguments: str) -> Callable[[], str]:
-    """Return an action that runs the verb like the command line, and raises ZigguratError if it exits with 2."""
+    """Return an action that runs the verb as the command line does, and raises ZigguratError for exit status 2."""
 
     def run() -> str:
         from ziggurat.cli import main

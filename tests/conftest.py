@@ -27,13 +27,13 @@ SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that sets which device `auto` means in all tests."""
+    """Add the option that chooses the device that `auto` means in all tests."""
     told = "run on the pretend accelerator (tools/pretend_device.py), without the tests that are about a CPU"
     parser.addoption("--pretend", action="store_true", help=told)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """With --pretend, give the machine that device until the end."""
+    """With --pretend, give the machine the pretend device for the whole session."""
     if session.config.getoption("--pretend"):
         from tools.pretend_device import present
 
@@ -43,7 +43,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests that cannot run with --pretend, and put tests on a Ray cluster last.
+    """Skip tests that cannot run with --pretend, and put tests on a Ray cluster last.
 
     Ray's threads stay in the process, and a child forked while they run may hang.
     """
@@ -129,9 +129,13 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def forkserver() -> multiprocessing.context.ForkServerContext:
     """Return a context that forks processes from one that has imported everything; spawning takes seconds each."""
     context = multiprocessing.get_context("forkserver")
-    heavy = ["torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"]  # optimisers import the last one
+    heavy = [
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor",
+        "torch._dynamo",
+    ]  # optimisers import the last one
     context.set_forkserver_preload([*heavy, "ziggurat.train.loop", "ziggurat.cli.app", "tests.conftest"])
-    # Now, or it and all its forks would start with the signals blocked that a pool of workers blocks.
+    # Start it now: later it and its forks would inherit the signals that a pool of workers blocks.
     multiprocessing.forkserver.ensure_running()
     return context
 

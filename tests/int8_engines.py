@@ -21,7 +21,7 @@ ENGINES = [
 
 @contextmanager
 def engine(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Context in which the int8 engine uses this product of bytes; `arithmetic` stands in for a CPU without VNNI."""
+    """Context in which the int8 engine uses this product of bytes; `arithmetic` stands in where the CPU lacks VNNI."""
     with monkeypatch.context() as patch:
         if name != "compiled":
             patch.setattr(compiled, "_library", None)

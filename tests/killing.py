@@ -1,4 +1,4 @@
-"""A process killed at its n-th file operation, and what a folder looks like."""
+"""Killing a process at its n-th file operation, and snapshots of folders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EVENTS = ("open", "os", "shutil", "tempfile", "fcntl")
 
 
 def run_and_kill(work: Callable[[], object], paths: str, operation: int) -> bool:
-    """Fork; run `work` and SIGKILL it at its `operation`-th operation on a file that the pattern `paths` matches.
+    """Fork, run `work`, and SIGKILL it at its `operation`-th operation on a file that matches the pattern `paths`.
 
     Returns whether it was killed.
     """

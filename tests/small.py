@@ -1,4 +1,4 @@
-"""Small models: their configuration, parameters moved away from their initial values, and metadata of a checkpoint."""
+"""Small models: their configuration, parameters moved away from initial values, and a checkpoint's metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layers of the package: who may import whom, and how long a module may be."""
+"""The layers of the package: which imports are allowed, and how long a module may be."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OVER_BUDGET = {
     "serve/app.py": (520, "an application and all that lies around each of its requests"),
     "data/cleaning/pair_score.py": (520, "a classifier of pairs, from words to features to weights"),
 }
-"""OVER_BUDGET maps a module that is longer than 500 lines to how long it may be, and what it holds together."""
+"""OVER_BUDGET maps a module of more than 500 lines to its limit and to what it holds together."""
 SHORT = {
     "__init__.py": "the face of the package",
     "__main__.py": "python -m ziggurat",
@@ -73,12 +73,12 @@ def test_the_package_has_twelve_rooms() -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if path.parent != PACKAGE], ids=str)
-def test_a_room_imports_only_those_under_it(path: Path) -> None:
+def test_a_room_imports_only_the_rooms_below_it(path: Path) -> None:
     used = {name.split(".")[1] for name in imports(path) if name.startswith("ziggurat.")} - {room(path)}
     assert used <= set(UNDER[room(path)].split())
     if room(path) == "translate":
         data = {name for name in imports(path) if name.startswith("ziggurat.data.")}
-        # Subwords, the text processing before and after them, shortlists, and language tags.
+        # Subwords, text processing before and after them, shortlists, and language tags.
         assert data <= {f"ziggurat.data.{name}" for name in ("subword", "lines", "shortlist", "vocabulary")}
     layers = path.parent.parent.name == "model" and path.parent.name in ("attention", "history", "residual", "fast")
     if layers and path.name != "kinds.py":  # the tables that build from a configuration
@@ -86,7 +86,7 @@ def test_a_room_imports_only_those_under_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_modules_have_the_length_of_an_idea(path: Path) -> None:
+def test_modules_stay_within_their_length(path: Path) -> None:
     name = str(path.relative_to(PACKAGE))
     lines = len(path.read_text(encoding="utf-8").splitlines())
     assert lines <= OVER_BUDGET.get(name, (500, ""))[0]
@@ -110,7 +110,7 @@ def graph() -> dict[str, set[str]]:
     return found
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_there_are_no_import_cycles() -> None:
     left = graph()
     while ends := [name for name, used in left.items() if not used & left.keys()]:
         for name in ends:
@@ -133,7 +133,7 @@ def test_no_module_imports_anothers_underscore_name() -> None:
     assert not lists
 
 
-def test_the_order_of_reading_has_every_module_of_data() -> None:
+def test_the_reading_order_has_every_module_of_data() -> None:
     said = ast.get_docstring(ast.parse((PACKAGE / "data" / "__init__.py").read_text(encoding="utf-8"))) or ""
     names = {path.stem for path in (PACKAGE / "data").glob("*.py")} - {"__init__"}
     assert names <= set(re.findall(r"\w+", said))
@@ -156,8 +156,8 @@ def test_config_and_data_need_no_torch() -> None:
 
 
 @pytest.mark.slow
-def test_translating_waits_for_no_library_that_it_does_not_use() -> None:
-    """Each of these takes at least a tenth of a second to import, torch's compiler and its parts at least a second."""
+def test_translating_imports_no_library_that_it_does_not_use() -> None:
+    """Importing any of these takes at least a tenth of a second, torch's compiler and its parts at least a second."""
     unused = ["pyarrow", "matplotlib", "transformers", "ctranslate2", "sacrebleu", "torch._dynamo", "torch._inductor"]
     large = ["torch", "numpy", "sentencepiece", "safetensors", "pyarrow"]
     program = f"""
@@ -174,7 +174,7 @@ def test_nothing_loads_pickles() -> None:
     for path in MODULES:
         text = path.read_text(encoding="utf-8")
         assert all("weights_only=True)" in call for call in re.findall(r"torch\.load\(.*", text)), path
-        assert not re.search(r"pickle\.(load|loads|Unpickler)\(", text), path  # for its named errors
+        assert not re.search(r"pickle\.(load|loads|Unpickler)\(", text), path  # its error types may be used
         assert not {"dill", "joblib", "cloudpickle"} & imports(path), path
 
 
@@ -184,7 +184,7 @@ def test_the_page_has_a_line_for_every_package() -> None:
         assert f"\n| `ziggurat/{package}` | " in page, f"{package} is not in the table of docs/architecture.md"
 
 
-def test_test_modules_have_names_of_their_own() -> None:
+def test_test_modules_have_unique_names() -> None:
     """Test folders are not packages: pytest collects only one of two modules with the same name."""
     names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
     assert len(names) == len(set(names)), sorted(name for name in set(names) if names.count(name) > 1)
@@ -218,10 +218,10 @@ SAME_NAME = {
     "translations.py": "those that a server makes",
     "tuning.py": "the sweep, and its verb",
 }
-"""SAME_NAME maps a basename that several modules have to what each contributes to its room's subject."""
+"""SAME_NAME maps a basename shared by several modules to what each of them contributes to the subject of its room."""
 
 
-def test_modules_of_one_name_say_the_same_of_another_subject() -> None:
+def test_modules_of_one_name_do_the_same_for_different_subjects() -> None:
     names = [path.name for path in MODULES if path.name != "__init__.py"]
     assert {name for name in names if names.count(name) > 1} <= set(SAME_NAME)
 
@@ -255,7 +255,7 @@ OPTIONS = {
 """OPTIONS maps a function or class with more than 8 parameters, except verbs, to the reason."""
 
 
-def test_functions_can_be_read_at_once() -> None:
+def test_functions_are_short() -> None:
     """Functions have at most 60 lines of code and 8 parameters; verbs have as many options as the command line."""
     for path in MODULES:
         if room(path) == "cli":

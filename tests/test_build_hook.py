@@ -1,4 +1,4 @@
-"""The hook that compiles translation's loops: whatever the compiler does, the package can be built."""
+"""The hook that compiles the loops of translation: the package can be built, whatever the compiler does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture
 def hook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """The hook for a tree with only the source, without hatchling, which only builds have."""
+    """The hook for a tree that has only the source; hatchling is not needed, since only builds have it."""
     interface = types.ModuleType("hatchling.builders.hooks.plugin.interface")
     interface.BuildHookInterface = object  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, interface.__name__, interface)

@@ -62,11 +62,11 @@ def one_update(built: Seq2Seq, batch: Batch, loss: LossConfig) -> None:
     for hook in hooks:
         hook.remove()
     assert result.finite
-    if loss.alignment is not None and not built.decoder.layer_drop:  # else its layer may have been skipped
+    if loss.alignment is not None and not built.decoder.layer_drop:  # otherwise its layer may have been skipped
         assert result.aligned == 5
         assert result.alignment > 0
     trained = {name for name, p in built.named_parameters() if p.requires_grad}
-    if not any(stack.layer_drop for stack in (built.encoder, built.decoder)):  # else a layer may have been skipped
+    if not any(stack.layer_drop for stack in (built.encoder, built.decoder)):  # otherwise a layer may have been skipped
         assert seen.keys() == trained
     assert all(gradient.isfinite().all() for gradient in seen.values())
 
@@ -105,7 +105,7 @@ def stepwise(built: Seq2Seq, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def check(choices: dict[str, Any], folder: Path) -> None:
-    """Build, train one update, decode, save and reload one configuration."""
+    """Build one configuration, train it for one update, decode with it, save and reload it."""
     config = model(choices)
     batch = padded_batch().to(HERE)
     # float64 from the start: fixup with dense and swiglu, without any norm, has a loss of 3e27 here, and fp32 cannot
@@ -223,7 +223,7 @@ def test_refused_pairs_and_their_messages() -> None:
 
 
 class _Counted:
-    """A compiler backend that runs the graph unchanged and counts."""
+    """A compiler backend that runs graphs unchanged and counts them."""
 
     def __init__(self) -> None:
         self.graphs = 0
@@ -264,8 +264,8 @@ def test_layers_compile_once_for_all_depths(choices: dict[str, Any]) -> None:
         for stack in (built.encoder, built.decoder):
             for layer in stack.layers:  # type: ignore[union-attr]
                 nn.Module.compile(layer, backend=backend, fullgraph=True)
-        # A few stacks without any norm overflow at seven layers; then both overflow.
+        # A few stacks without any norm overflow at seven layers; then both models overflow.
         torch.testing.assert_close(_gradients(built, batch), expected, equal_nan=True)
         graphs[layers] = backend.graphs
-    split = choices.get("combination.unit") == "sublayer"  # then sub-layers are called, and nothing is compiled
+    split = choices.get("combination.unit") == "sublayer"  # then only sub-layers are called: nothing compiles
     assert graphs[3] == graphs[7] <= 2 + len(first) or split

@@ -30,7 +30,7 @@ def run(*command: str | Path, cwd: Path, given: str | None = None) -> str:
 
 
 def test_no_file_holds_text_of_a_corpus(shared_data: Path) -> None:
-    """This matters above all for results of experiments: a report gives examples of dropped lines."""
+    """This matters most for results of experiments, because a report gives examples of dropped lines."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("not a git checkout")
@@ -38,7 +38,7 @@ def test_no_file_holds_text_of_a_corpus(shared_data: Path) -> None:
     for name in filter(None, listed.stdout.split("\0")):
         try:
             text = (ROOT / name).read_text("utf-8")
-        except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):  # a picture; a link to a folder
+        except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):  # pictures, and links to folders
             continue
         quoted = (json.loads(string) for string in re.findall(r'"(?:[^"\\\n]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"', text))
         for string in (*text.splitlines(), *quoted):
@@ -51,11 +51,11 @@ def test_no_file_holds_text_of_a_corpus(shared_data: Path) -> None:
             for line in lines:
                 if (line := line.strip()) in found:
                     copied.setdefault(found.pop(line), []).append(line)
-    assert copied.pop("docs/tutorial.md", []) in ([], ["A dog is running on the beach."])  # a model's outputs
+    assert copied.pop("docs/tutorial.md", []) in ([], ["A dog is running on the beach."])  # outputs of a model
     assert copied == {}
 
 
-@pytest.mark.slow  # three to six minutes, most of them to install PyTorch
+@pytest.mark.slow  # three to six minutes, most of which installs PyTorch
 def test_the_wheel_runs_in_an_empty_environment(tmp_path: Path) -> None:
     pip = ("-m", "pip", "--quiet", "--disable-pip-version-check")
     run(sys.executable, *pip, "wheel", "--no-deps", "--wheel-dir", tmp_path / "dist", ROOT, cwd=tmp_path)

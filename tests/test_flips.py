@@ -20,13 +20,13 @@ def flips() -> ModuleType:
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module  # its dataclasses look themselves up there
+    sys.modules[specification.name] = module  # its dataclasses look up their module there
     specification.loader.exec_module(module)
     return module
 
 
 @pytest.mark.slow
-def test_a_sample_in_this_process(flips: ModuleType, tmp_path: Path) -> None:
+def test_a_sample_of_damage_in_this_process(flips: ModuleType, tmp_path: Path) -> None:
     counts = flips.campaign(flips.subjects(tmp_path, exports=False), per_file=2, isolated=False)
     assert {kind: count.failures for kind, count in counts.items()} == {kind: [] for kind in counts}
     for kind, count in counts.items():
@@ -52,7 +52,7 @@ def test_the_campaign_counts_what_a_careless_reader_does(flips: ModuleType, tmp_
     assert (tmp_path / "file").read_bytes() == b"0123456789"
 
 
-def test_places_are_a_function_of_the_seed(flips: ModuleType, tmp_path: Path) -> None:
+def test_positions_depend_only_on_the_seed(flips: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(range(256)) * 40)
     found = [list(flips.damages(tmp_path, 20, random.Random(seed))) for seed in (1, 1, 2)]
     assert found[0] == found[1] != found[2]

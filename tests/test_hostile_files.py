@@ -1,4 +1,4 @@
-"""Files of strangers: each is refused with its reason, in under 5 seconds and 500 MB."""
+"""Files from strangers: each is refused with the reason, in under 5 seconds and 500 MB."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def drained(path: Path) -> int:
 @pytest.mark.parametrize("content", [b"\n", b"x"], ids=["newlines", "one line"])
 def test_a_bomb_is_refused(tmp_path: Path, suffix: str, content: bytes) -> None:
     path = bomb(tmp_path / f"bomb{suffix}", content * (1 << 20), 30)
-    said = refusal(lambda: drained(path), megabytes=250)
-    assert str(path) in said
-    assert "unpack it yourself" in said or "longer than 64 MiB" in said
+    message = refusal(lambda: drained(path), megabytes=250)
+    assert str(path) in message
+    assert "unpack it yourself" in message or "longer than 64 MiB" in message
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
@@ -238,16 +238,16 @@ MODEL_ATTACKS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", MODEL_ATTACKS)
-def test_a_model_of_a_stranger_is_refused(model: Path, case: str) -> None:
+def test_a_strangers_model_is_refused(model: Path, case: str) -> None:
     attack, reason = MODEL_ATTACKS[case]
     attack(model)
-    said = refusal(lambda: open_model(model))
-    assert reason in said, said
+    message = refusal(lambda: open_model(model))
+    assert reason in message, message
 
 
 @pytest.mark.parametrize("content", [None, b"[" * 100_000, b" " * (1 << 25)], ids=["pipe", "nested", "large"])
 @pytest.mark.parametrize("name", ["checksums.json", "export.json", "manifest.json", "config.json"])
-def test_files_that_are_only_looked_at_do_not_hurt(model: Path, name: str, content: bytes | None) -> None:
+def test_files_that_are_only_inspected_do_no_harm(model: Path, name: str, content: bytes | None) -> None:
     (model / name).unlink(missing_ok=True)
     if content is None:
         os.mkfifo(model / name)
@@ -293,7 +293,7 @@ JSON_ATTACKS = {
 
 
 @pytest.mark.parametrize("case", JSON_ATTACKS)
-def test_every_json_file_says_what_is_wrong_with_it(tmp_path: Path, tiny_folder: Path, case: str) -> None:
+def test_errors_in_every_json_file_are_described(tmp_path: Path, tiny_folder: Path, case: str) -> None:
     from ziggurat.inspect.report.runs import _environment, _records
     from ziggurat.translate.engines import read_report
 
@@ -325,7 +325,7 @@ def test_every_json_file_says_what_is_wrong_with_it(tmp_path: Path, tiny_folder:
                     raise AssertionError(f"reader {number}: {type(error).__name__}: {error}") from error
             else:
                 raise AssertionError(f"reader {number} takes it")
-        with contextlib.suppress(DataError):  # an object with other keys is one
+        with contextlib.suppress(DataError):  # an object with other keys is accepted
             _environment(run / "environment.json")
         return "all"
 
@@ -342,7 +342,7 @@ def test_two_hundred_thousand_banned_phrases_are_refused(model: Path) -> None:
     assert not few.error
 
 
-def test_streams_that_the_shell_closed(model: Path) -> None:
+def test_streams_closed_by_the_shell(model: Path) -> None:
     def closed(number: int, *arguments: str) -> Callable[[], object]:
         def run() -> object:
             import sys
@@ -350,7 +350,7 @@ def test_streams_that_the_shell_closed(model: Path) -> None:
             from ziggurat.cli import main
 
             os.close(number)
-            read, write = os.pipe()  # the message, since standard error is the parent's
+            read, write = os.pipe()  # the message goes here, since standard error is the parent's
             sys.stderr = os.fdopen(write, "w")
             setattr(sys, ("stdin", "stdout")[number], None)
             try:
@@ -371,7 +371,7 @@ def test_streams_that_the_shell_closed(model: Path) -> None:
 
 
 @pytest.mark.slow
-def test_verbs_say_so(model: Path, tmp_path: Path) -> None:
+def test_verbs_report_it(model: Path, tmp_path: Path) -> None:
     path = bomb(tmp_path / "bomb.gz", b"x" * (1 << 20), 30)
     assert "longer than 1 MiB" in refusal(cli("translate", str(model), "-i", str(path)))
     path = bomb(tmp_path / "bomb.tsv.gz", (b"x" * 1000 + b"\ty\n") * 1000, 30)

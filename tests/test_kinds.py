@@ -1,5 +1,4 @@
-"""Guards: each kind is described in one place, and these tests name what was forgotten (CONTRIBUTING.md, "Adding a
-kind").
+"""Each kind is described in one place, and these tests name what was forgotten (CONTRIBUTING.md, "Adding a kind").
 
 tests/model/test_stacks.py (residuals), tests/model/test_history_equations.py (histories) and the table of
 initialisations below guard the equations; tests/test_composition.py checks that every pair of choices works.
@@ -105,7 +104,7 @@ KINDS = [(name, kind) for name, axis in AXES.items() for kind in get_args(axis.k
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS)
-def test_every_kind_has_its_rows(name: str, kind: str) -> None:
+def test_every_kind_has_a_row_in_every_table(name: str, kind: str) -> None:
     for table, rows in AXES[name].tables.items():
         assert kind in rows, f"{name} `{kind}` has no row in {table}"
 
@@ -167,7 +166,7 @@ def test_every_attention_kind_has_a_reference(kind: str) -> None:
 
 
 N, M, LAYER, OUT, IN = 12, 5, 3, 300, 200
-FUSED = math.sqrt(6 / (IN + 3 * OUT))  # Glorot's bound, where the value map is a third of one matrix
+FUSED = math.sqrt(6 / (IN + 3 * OUT))  # Glorot's bound if the value map is a third of one matrix
 
 VALUE_MAP: dict[str, Callable[[], Distribution]] = {
     "xavier": lambda: Distribution("uniform", FUSED),
@@ -180,7 +179,7 @@ VALUE_MAP: dict[str, Callable[[], Distribution]] = {
     "fixup": lambda: Distribution("uniform", FUSED * (2 * N + 3 * M) ** (-1 / 6)),
     "uniform": lambda: Distribution("uniform", FUSED),
 }
-"""VALUE_MAP are the initial values of the value map in layer LAYER of a decoder with M layers and an encoder with N."""
+"""VALUE_MAP are the initial values of the value map in decoder layer LAYER, for M decoder and N encoder layers."""
 
 
 @pytest.mark.parametrize("kind", get_args(InitKind))

@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_file_of_each_kind_comes_through(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_each_kind_survives(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(folder), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["faults"], said["refused"]) == ([], [])
@@ -55,7 +55,7 @@ def test_words_with_marks_inside_are_neither_lost_nor_doubled(name: str, text: s
     assert not examined(text.encode(), name).total()
 
 
-def test_what_is_doubled_skipped_or_does_not_open_is_counted() -> None:
+def test_doubled_skipped_and_unreadable_text_is_counted() -> None:
     assert compared(b"One word", b"One word word", "a.txt", str) == {"lost": 0, "doubled": 1}
     notices = TextNotices()
     assert skipped(Result(f"{letters('Some')} words and `code`".encode(), notices), "a.md") == 2
@@ -75,7 +75,7 @@ def test_what_is_doubled_skipped_or_does_not_open_is_counted() -> None:
         ("a.html", "<p translate=no title='Some words'>", 0),
         ("a.md", "---\ntitle: Some words\nlayout: post\n---\n", 2),
         ("a.md", '+++\ndescription = "Some words"\n+++\n', 2),
-        ("a.md", "![Some words](a.png 'and more')\n", 6),  # a description is text and attribute
+        ("a.md", "![Some words](a.png 'and more')\n", 6),  # a description is both text and an attribute
         ("a.md", "[![a](x)][1] <abbr title='Some words'>1</abbr>\n\n[1]: /x 'More'\n", 3),
         ("a.md", "```{figure} a.png\n:alt: Some words\n\nA caption here\n```\n", 4),
         ("a.md", "```{code-block} python\n:caption: Some words\nx = more\n```\n\n```python\nmore words\n```\n", 2),
@@ -106,7 +106,7 @@ def test_examples_of_commonmark(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_of_the_shared_documents_is_lost(shared_data: Path) -> None:
+def test_nothing_in_the_shared_documents_is_lost(shared_data: Path) -> None:
     table, faults, refused = examine([shared_data.parent])
     assert sum(counts["documents"] for counts in table.values()) > 50
     assert faults == []

@@ -1,4 +1,4 @@
-"""docs/scaling.md: its commands run, and two processes hold and send the bytes that it states."""
+"""docs/scaling.md: its commands run, and two processes hold and send as many bytes as it states."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TEXT = (Path(__file__).resolve().parents[1] / "docs" / "scaling.md").read_text(e
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes of a model."""
+    """The sizes of a model."""
 
     encoder: int
     decoder: int
@@ -91,7 +91,7 @@ SMALL = Size(4, 2, 64, 4)
 
 
 class Watch(TorchDispatchMode):
-    """Adds up the values that are sent, and remembers copies of matrices in bf16."""
+    """Adds up the values that are sent, and keeps track of bf16 copies of matrices."""
 
     def __init__(self, model: Seq2Seq) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -116,7 +116,7 @@ class Watch(TorchDispatchMode):
 
 
 def measure(kind: str, precision: str, recompute: str) -> None:
-    """Run in every process: print what it holds and sends."""
+    """Run in every process: print what the process holds and sends."""
     with joined(1.0) as processes:
         found = measured(kind, precision, ast.literal_eval(recompute), processes)
         print(json.dumps(found))
@@ -131,7 +131,7 @@ def measured(kind: str, precision: str, recompute: Recompute, processes: Process
     parallel = wrapper(model, LossConfig(), precision, processes)
     optimiser = Optimiser(model, roles, OptimiserConfig())
     batches = [batch_of(4, 100)] * 2
-    train_update(parallel, batches, optimiser, rate=1e-3, clip_norm=None)  # settles buckets, creates moments
+    train_update(parallel, batches, optimiser, rate=1e-3, clip_norm=None)  # fixes buckets, creates moments
     where: list[set[int]] = []
     narrow: list[int] = []
     backward = Tensor.backward
@@ -167,11 +167,11 @@ def measured_in_two_processes(kind: str, precision: str = "fp32", recompute: Rec
 
 
 @pytest.mark.slow
-def test_ddp_holds_and_sends_what_is_said() -> None:
+def test_ddp_holds_and_sends_the_stated_bytes() -> None:
     size = counted(SMALL, 100)
     for found in measured_in_two_processes("ddp"):
         assert [found["weights"], found["gradients"], found["moments"]] == fixed_bytes(size, "ddp", 2)
-        assert not found["outside of buckets"]  # nor those of the batches before the last
+        assert not found["outside of buckets"]  # nor in the batches before the last
         # One of two batches is sent; each of two processes sends half of the sum, twice.
         assert 4 * found["sent"]["allreduce_"] == bytes_sent(size, "ddp", 2)
 
@@ -185,12 +185,12 @@ def test_ddp_holds_and_sends_what_is_said() -> None:
         ("bf16", 1),
     ],
 )
-def test_fsdp_holds_and_sends_what_is_said(precision: str, recompute: Recompute) -> None:
+def test_fsdp_holds_and_sends_the_stated_bytes(precision: str, recompute: Recompute) -> None:
     size = counted(SMALL, 100)
     for found in measured_in_two_processes("fsdp", precision, recompute):
         assert [found["weights"], found["gradients"], found["moments"]] == fixed_bytes(size, "fsdp", 2)
         volume = found["sent"]["_allgather_base_"], found["sent"]["_reduce_scatter_base_"]
-        assert volume == (2 * (2 * size.parameters - size.root), 2 * size.parameters)  # of both batches
+        assert volume == (2 * (2 * size.parameters - size.root), 2 * size.parameters)  # for both batches
         assert 2 * sum(volume) == 2 * bytes_sent(size, "fsdp", 2)  # half of the 4 bytes: the other process has the rest
         whole = found["narrow"] if precision == "bf16" else 0
         assert found["narrow in forward"] == [whole] * 2
@@ -224,7 +224,7 @@ STAND_INS = {
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> dict[str, str]:
-    """The environment of a job whose commands only record how they are called."""
+    """The environment of a job in which commands only record their calls."""
     for name, body in STAND_INS.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
         (tmp_path / name).chmod(0o755)
@@ -240,7 +240,7 @@ needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="the script
 
 
 @needs_bash
-def test_the_job_saves_and_is_queued_again_before_its_time_is_up(slurm: dict[str, str], tmp_path: Path) -> None:
+def test_the_job_saves_and_is_requeued_before_its_time_is_up(slurm: dict[str, str], tmp_path: Path) -> None:
     job = subprocess.Popen(["bash", str(tmp_path / "job")], env=slurm)
     started = tmp_path / "started"
     until = time.monotonic() + 20
@@ -260,7 +260,7 @@ def test_the_job_saves_and_is_queued_again_before_its_time_is_up(slurm: dict[str
 @pytest.mark.parametrize(
     ("status", "restarts", "again"), [("0", "0", False), ("1", "0", True), ("1", "4", True), ("1", "5", False)]
 )
-def test_a_job_that_failed_is_queued_again_a_few_times(
+def test_a_failed_job_is_requeued_a_few_times(
     status: str, restarts: str, again: bool, slurm: dict[str, str], tmp_path: Path
 ) -> None:
     environment = {**slurm, "ENDS": status, "SLURM_RESTART_COUNT": restarts}

@@ -1,4 +1,4 @@
-"""The surface that users rely on is unchanged: help, explanations, /spec, JSON keys, parameter names, Python names."""
+"""The public surface is unchanged: help, explanations, /spec, JSON keys, parameter names, Python names."""
 
 from __future__ import annotations
 

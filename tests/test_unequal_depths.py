@@ -17,7 +17,7 @@ from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.scorers import ModelScorer
 from ziggurat.translate.search import search
 
-# The residual kind for which each initialisation is made.
+# The residual kind for which each initialisation was designed.
 MADE_FOR: dict[str, dict[str, Any]] = {
     "xavier": {"residual": "post"},
     "depth_scaled": {"residual": "post"},

@@ -1,1 +1,1 @@
-"""Tools for developers: counts over the code, and checks that a change altered no number."""
+"""Tools for developers: counts over the code, checks of outputs and documents, and a pretend accelerator."""

@@ -1,4 +1,4 @@
-"""Pages of the API reference: one per package, from docstrings that are read, never imported.
+"""Pages of the API reference: one per package, from docstrings in the source, which is never imported.
 
     python -m tools.api_pages build/api
 

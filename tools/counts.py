@@ -1,10 +1,10 @@
-"""Counts that show how easy it is to find one's way around the package; taken before and after a clean-up.
+"""Counts that show how easy it is to find one's way around the package, for comparison before and after a clean-up.
 
     python -m tools.counts [--json] [--list] [--calls]
 
 Lines are physical lines; a module's users are the modules of the package that import it or a name from it (a package's
-`__init__` that re-exports the name is not a user, but modules that import it from there are). `--calls` trains for one
-update and counts the package's functions between `training.loop.train` and the model's forward pass. `--list` names
+`__init__` that re-exports a name is not a user, but modules that import the name from there are). `--calls` trains for
+one update and counts the package's functions between `training.loop.train` and the model's forward pass. `--list` names
 what was counted.
 """
 

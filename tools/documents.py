@@ -2,13 +2,13 @@
 
     python -m tools.documents FOLDER ... [--commonmark spec.json] [--json]
 
-Each document under the folders whose kind its name tells goes through three translators. `identity` returns every
-sentence as it is; `letters` replaces each of a to z by another letter, so that the source can be read back from its
-output; `capitals` writes capitals. The command counts the documents that `identity` changed, the words that were lost
-or doubled, the words that people read but that never reached the translator although no notice says so (skipped: also
-in attributes and front matter, as lxml, markdown-it and PyYAML see them), and the outputs that do not open. It lists
-the documents that are refused. With CommonMark's examples (spec.json of a version of the specification), it counts
-those that `identity` changed and those whose HTML has other tags under `letters`, but for emphasis inside words.
+Each document in the folders whose kind can be told from its name goes through three translators. `identity` returns
+every sentence as it is; `letters` replaces each of a to z by another letter, so that the source can be read back from
+its output; `capitals` writes capitals. The command counts the documents that `identity` changed, the words that were
+lost or doubled, the words that people read but that never reached the translator without a notice about it (skipped
+words, including those in attributes and front matter, as lxml, markdown-it and PyYAML see them), and the outputs that
+do not open. It lists refused documents. With CommonMark's examples (spec.json of a version of the specification), it
+counts those that `identity` changed and those whose HTML has other tags under `letters`, but for emphasis inside words.
 
 The status is 1 if anything was counted.
 """
@@ -40,7 +40,7 @@ from ziggurat.system.errors import DataError
 Translate = Callable[[list[str]], list[SentenceTranslation]]
 
 FAULTS = ("changed", "lost", "doubled", "skipped", "not opening")
-"""FAULTS are the names of the counts: of documents, words, words, words and documents."""
+"""FAULTS are the names of the counts: the first and the last count documents, the others words."""
 STAYS = {
     *("not_parsed", "endings_kept", "nothing_to_translate", "no_cues", "data_cues"),
     *("not_shown", "left_out", "not_read", "for_programs", "empty", "other_languages"),
@@ -178,7 +178,7 @@ def compared(before: bytes, after: bytes, name: str, back: Callable[[str], str])
 _ADDED = frozenset(
     _WORD.findall("target state needs-review-translation qualifier leveraged-mt translated fuzzy tuv xml:lang seg de")
 )
-"""_ADDED are words in the tags that bilingual formats get, and the flag of gettext."""
+"""_ADDED are words in the tags that are added to bilingual formats, and gettext's flag."""
 _REPLACED = regex.compile(r"""(?s)<target\b[^<>]*\bstate="(?:new|needs-translation)".*?</target>|\bstate="initial" """)
 _NAME = regex.compile(r'<a id="[^"]*"></a>|\{:?\s?#[^{}]*\}')
 _LABEL = regex.compile(r"\]\[[^\[\]\n]*+\]")
@@ -215,7 +215,7 @@ _KEPT = {
         | (?<=>)\s*[@?][\w:./]+\s*(?=<) | <(color|bool|dimen|integer|style)\b.*?</\2> | <!\[CDATA\[ | <[^<>]*>""",
 }
 _KEPT["Markdown"] += f" | {_KEPT['HTML'].removeprefix('(?imsx)')}"
-"""_KEPT is a kind -> a pattern of what is left as it is in its files, as docs/documents.md says."""
+"""_KEPT maps a kind to a pattern for text that its files keep unchanged, as docs/documents.md says."""
 _SHOWN = {  # formats whose text is inside elements
     "Word": (("word/",), r"(?s)<w:t(?:\s[^<>]*)?>(.*?)</w:t>|<a:t(?:\s[^<>]*)?>(.*?)</a:t>|<c:v>(.*?)</c:v>"),
     "PowerPoint": (
@@ -315,7 +315,7 @@ def _shown_values(value: object, key: str = "") -> Iterator[str]:
 
 
 def _read_words(text: str) -> int:
-    """Return how many words of the letters a to z a text has outside its protected parts."""
+    """Return how many words of the letters a to z occur in a text outside its protected parts."""
     for item in reversed(protected(text)):
         text = text[: item.start] + " " + text[item.end :]
     return len(_WORD.findall(text))
@@ -351,7 +351,7 @@ def examined(content: bytes, name: str) -> Counter[str]:
     """Return the faults of a document's translations. Raises DataError for a document that is refused."""
     counts = Counter[str]()
     same = translated(content, name, str)
-    if document_kind(name).name in BILINGUAL:  # the translations that were missing are there now
+    if document_kind(name).name in BILINGUAL:  # formerly missing translations are there now
         counts["changed"] += parts(translated(same.value, name, str).value) != parts(same.value)
     else:
         counts["changed"] += parts(same.value) != parts(content)
@@ -392,7 +392,7 @@ def examine(folders: list[Path]) -> tuple[dict[str, Counter[str]], list[str], li
 
 
 _IN_WORD = regex.compile(r"\w(?:</?(?:em|strong)>)+\w")
-"""_IN_WORD matches the end of emphasis inside a word, which a translation does not keep."""
+"""_IN_WORD matches the end of emphasis inside a word; a translation loses such emphasis."""
 
 
 def commonmark(path: Path) -> tuple[Counter[str], list[str]]:

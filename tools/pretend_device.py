@@ -8,9 +8,9 @@
 
 It refuses what a GPU refuses: an operator on tensors of two devices, a generator of another device, `.numpy()`. It
 counts what costs time on a GPU: launched operators, copies in both directions and their bytes, and the moments when the
-CPU waits for the device: for a number (`item`, `tolist`, `bool`, `nonzero`, a mask as an index), or for a copy that is
-not `non_blocking`.
-benchmarks/README.md says what this can show and what it cannot.
+CPU waits for the device, be it for a number (`item`, `tolist`, `bool`, `nonzero`, a mask as an index) or for a copy
+that is not `non_blocking`.
+benchmarks/README.md explains what this can show and what it cannot.
 
 A tensor of the device wraps a tensor of the CPU. Operators reach `_launch` through `__torch_dispatch__`; those without
 a tensor of the device (factories) reach it through a fallback of the dispatch key that PyTorch reserves for third-party
@@ -42,7 +42,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 NAME = "pretend"
 _CPU = torch.device("cpu")
 _LIBRARIES: list[torch.library.Library] = []
-"""_LIBRARIES keeps the registrations, which cannot be undone, alive; it is empty before the first `present`."""
+"""_LIBRARIES keeps the registrations alive, since they cannot be undone; it is empty before the first `present`."""
 _here = False
 
 
@@ -90,7 +90,7 @@ def counted() -> Iterator[Counts]:
 
 
 def _place(name: str) -> str:
-    """Return the innermost line of the package, and the operator."""
+    """Return the innermost line of the package in the call stack, and the operator."""
     frame = sys._getframe()
     while (above := frame.f_back) is not None:
         frame = above
@@ -436,7 +436,7 @@ class _Module:
         return True
 
     def device_count(self) -> int:
-        return 8 * int(_here)  # for up to eight processes, each of which calls its device the first
+        return 8 * int(_here)  # for up to eight processes, each of which counts its device as the first
 
     def current_device(self) -> int:
         return 0
@@ -682,7 +682,7 @@ def present() -> Iterator[None]:
 
 
 class _Hooks(torch._C._acc.PrivateUse1Hooks):
-    """The questions that PyTorch asks a backend in C++."""
+    """The answers to what PyTorch asks a backend in C++."""
 
     def is_available(self) -> bool:
         return _here
@@ -705,7 +705,7 @@ def _register() -> None:
     # `torch.tensor` copies with Python's dispatch off, so a fallback would not be reached.
     aten.impl("copy_", lambda into, source, non_blocking=False: _copied_into(into, source, non_blocking), "PrivateUse1")
     for name in ("arange", "arange.start", "arange.start_step", "randperm", "randperm.generator"):
-        aten.impl(name, partial(_launch, _operator(name)), "PrivateUse1")  # else PyTorch resizes an empty tensor
+        aten.impl(name, partial(_launch, _operator(name)), "PrivateUse1")  # otherwise PyTorch resizes an empty tensor
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
         aten.impl("scaled_dot_product_attention", _attention, key)
     for names, wide in ((_NARROW, False), (_WIDE, True)):

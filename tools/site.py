@@ -1,9 +1,9 @@
-"""Checks of the documentation site that Sphinx does not make, and the page at its root.
+"""Checks of the documentation site that Sphinx lacks, and the page at the site's root.
 
     python -m tools.site build/site
 
-Readers' browsers must not fetch anything from other hosts: no fonts, styles, scripts or pictures. Links that a reader
-follows can lead anywhere.
+Readers' browsers must not fetch anything from other hosts: no fonts, styles, scripts or pictures. Links that readers
+click may lead anywhere.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FETCHED = {"link": "href", "script": "src", "img": "src", "iframe": "src", "sou
 _FETCHED |= {"video": "src", "audio": "src", "embed": "src", "image": "href", "use": "href"}
 _ELSEWHERE = re.compile(r"\s*(?:https?:)?//", re.IGNORECASE)
 _IN_STYLES = re.compile(r"""(?:url\(\s*["']?|@import\s+["'])((?:https?:)?//[^"')]*)""", re.IGNORECASE)
-_NOT_FETCHED = {"canonical", "license", "edit", "author", "next", "prev", "search", "index"}  # of <link rel=...>
+_NOT_FETCHED = {"canonical", "license", "edit", "author", "next", "prev", "search", "index"}  # values of <link rel=...>
 
 
 class _Fetches(HTMLParser):
@@ -65,7 +65,7 @@ def fetched_elsewhere(site: Path) -> list[str]:
 
 
 def write_door(app: Any, error: Exception | None) -> None:
-    """Write index.html at the root of a built site, which leads to the first page."""
+    """Write index.html, which leads to the first page, at the root of a built site."""
     if error is None and app.builder.name == "html":
         refresh = f'<meta http-equiv="refresh" content="0; url={app.config.root_doc}.html">'
         door = f'<!doctype html><meta charset="utf-8"><title>Ziggurat</title>{refresh}\n'

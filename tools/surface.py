@@ -1,11 +1,11 @@
-"""The surface that users rely on, as text: a redesign must not change it by accident.
+"""The public surface as text, so that a redesign does not change it by accident.
 
     python -m tools.surface            # compare with tests/golden/surface; name differences, exit status 1
     python -m tools.surface --write    # write it there, for an intended change
 
 Help of every verb, `ziggurat explain` of every key, method and paper, the server's `/spec`, the keys of each `--json`
-output, parameter names and shapes per kind, and the names in docs/versioning.md. The newest golden set is the
-model, store and text behind them.
+output, parameter names and shapes per kind, and the names in docs/versioning.md. The model, store and text behind them
+are those of the newest golden set.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def python_names() -> str:
             signature = str(inspect.signature(found))
         except ValueError:
             signature = ""
-        # The modules of names and parameter types are not promised before a release; functions have addresses.
+        # Before a release, modules and parameter types are not promised; functions are printed with addresses.
         signature = re.sub(r"ziggurat[.][a-z_.0-9]+[.]|<function .*? at 0x[0-9a-f]+>", "", signature)
         lines.append(f"{attribute}{signature}")
     return "".join(f"{line}\n" for line in lines)
@@ -199,7 +199,7 @@ def inside_a_copy() -> Iterator[None]:
 
 
 def differences(name: str) -> list[str]:
-    """The diff lines in which a part of the surface differs from the golden one."""
+    """Return the diff lines between a part of the surface and the golden one."""
     golden = (GOLDEN / name).read_text(encoding="utf-8").splitlines()
     with inside_a_copy():
         found = PARTS[name]().splitlines()

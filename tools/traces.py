@@ -1,4 +1,4 @@
-"""Hashes of four small runs, and the embedded pipeline's manifests, to show that a change alters no number.
+"""Hashes of four small runs and the manifests of the embedded pipeline, which show that a change alters no number.
 
     python -m tools.traces --out before.json          # before the change
     python -m tools.traces --against before.json      # after it; names every value that differs, exit status 1
@@ -7,7 +7,7 @@ The runs use only the command line: the demo, a 6-6 ADMIN model that grows, RNMT
 updates each on the embedded language pair. Traces record every loss and gradient norm in the log, the dev scores, the
 hash of every weight, and the translations and scores of 40 test sentences; and for each step of `ziggurat pipeline
 demo` its manifest, which has checksums of all its outputs, and the names of its files. Bits depend on CPU, PyTorch and
-the number of threads (two here), so both runs must be on one machine; do not commit the file.
+the number of threads (two here), so make both records on one machine, and do not commit the file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import safetensors.numpy
 
 PATH = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-"""PATH is where Python finds the package: commands run in other folders."""
+"""PATH is where Python finds the package, because commands run in other folders."""
 CLOCK = {"time", "seconds", "target_tokens_per_second", "source_tokens_per_second", "data_wait_share"}
 CLOCK |= {"checkpoint_wait"}  # differs from run to run
 SHORT = ("training.log_every_updates=1", "training.validation.every_updates=10", "training.checkpoint.every_updates=10")
@@ -108,7 +108,7 @@ def manifests(folder: Path) -> dict[str, Any]:
 
 
 def record(folder: Path) -> dict[str, Any]:
-    """Run the four runs and the pipeline in a folder and return their traces."""
+    """Train the four runs, run the pipeline in a folder, and return their traces."""
     demo = folder / "demo"
     ziggurat("demo", "--folder", str(demo), *SHORT, *LENGTH)
     source, reference = ((demo / "corpus" / f"test.{side}").read_text().splitlines()[:40] for side in ("qlo", "qhi"))

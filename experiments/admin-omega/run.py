@@ -1,6 +1,6 @@
 """Profiles ADMIN's omega and compares it with the published example: `run.py [--layers 100] [--store STORE]`.
 
-The model has the base size; the batch is random tokens, Zipf-distributed, or a sample of a prepared store.
+The model has the base size; the batch consists of random tokens, Zipf-distributed, or is a sample of a prepared store.
 Prints one Markdown row per sub-layer of the published example (admin-torch, 100L-100L WMT En-De).
 """
 

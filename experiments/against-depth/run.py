@@ -6,8 +6,8 @@
     python experiments/against-depth/run.py --method pre dlcl-en-de-base-6-6-pre model.dropout.residual=0.2 \\
         --method post dlcl-en-de-base-6-6-post --depths 6-6 20-6 --seeds 1 2 3 --work FOLDER --store STORE
 
-Each run is trained and scored on the test set, and decoding is measured in interleaved rounds; then `ziggurat
-report` draws them. Existing results are kept, so the same command resumes where it was stopped.
+Each run is trained and scored on the test set, and its decoding speed is measured in interleaved rounds; then `ziggurat
+report` draws all runs. Existing results are kept, so the same command resumes where it was stopped.
 """
 
 from __future__ import annotations
@@ -104,8 +104,9 @@ FIGURES: dict[str, tuple[tuple[Depth, ...], dict[str, Method]]] = {
 """FIGURES maps a name to depths and methods."""
 
 STAGE, BEFORE_LAST = 0.192, 0.76
-"""STAGE is one stage's share of the updates, as in the recipe with 24 layers, and BEFORE_LAST the largest share of all
-stages but the last, as in the recipe with 48.
+"""STAGE is the share of the updates for one stage, as in the recipe with 24 layers.
+
+BEFORE_LAST is the largest share for all stages but the last, as in the recipe with 48 layers.
 """
 
 

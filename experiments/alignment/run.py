@@ -3,7 +3,7 @@
 `python experiments/alignment/run.py --data shared/data --peers PEERS --out JSON en-fr ja-en ro-en babel`
 
 PEERS holds the programs fast_align, atools and eflomal-align; without it only ours is run. All read the same text,
-lower-cased and tokenised: the gold pairs first, then the training corpus, as in the shared tasks.
+lower-cased and tokenised: first the gold pairs, then the training corpus, as in the shared tasks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BABEL_SEED = 1
 
 
 class Task(NamedTuple):
-    """Pairs to train on, the first of which have gold alignments."""
+    """Training pairs, of which the first have gold alignments."""
 
     pairs: list[tuple[str, str]]
     sure: list[set[Link]]
@@ -114,7 +114,7 @@ def babel() -> Task:
 
 
 def ours(task: Task) -> dict[str, Any]:
-    """Train and align with ours."""
+    """Train and align with our aligner."""
     began = time.perf_counter()
     aligner = Aligner.train(task.pairs, "blanks")
     some = task.pairs[: len(task.sure)]
@@ -168,7 +168,7 @@ def peers(task: Task, programs: Path, folder: Path) -> dict[str, Any]:
 
 
 def atools(programs: Path, forward: Path, backward: Path, how: str, pairs: int) -> list[set[Link]]:
-    """Return how fast_align's own program symmetrises two directions."""
+    """Return the alignment of two directions, symmetrised by fast_align's own program."""
     command: list[str | Path] = [programs / "atools", "-i", forward, "-j", backward, "-c", ATOOLS.get(how, how)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return [set(parse_links(line, None, None, "atools")) for line in done.stdout.splitlines()[:pairs]]

@@ -26,10 +26,10 @@ class Whole:
 
 def main(package_path: str, text_path: str, answer_path: str) -> None:
     with tempfile.TemporaryDirectory() as home:
-        # Before the import, which creates folders in these places.
+        # Set before the import, which creates these folders.
         os.environ |= {f"XDG_{kind}_HOME": home for kind in ("DATA", "CONFIG", "CACHE")}
         os.environ["ARGOS_COMPUTE_TYPE"] = "default"  # as stored; `auto` would compute fp32 matrices in int8
-        os.environ["ARGOS_INTRA_THREADS"] = "1"  # a sentence at a time gains nothing from more
+        os.environ["ARGOS_INTRA_THREADS"] = "1"  # translating one sentence at a time gains nothing from more
         stanza, minisbd = ModuleType("stanza"), ModuleType("minisbd")
         minisbd.SBDetect, minisbd.models = None, ModuleType("minisbd.models")
         minisbd.models.list_models = lambda: ["en"]

@@ -27,7 +27,7 @@ _ABSENT = frozenset({"timm", "boto3", "botocore", "google", "cached_path", "data
 class _Anything:
     """A class, function or base class that is imported but not used."""
 
-    recoverable_errors: tuple[type[Exception], ...] = ()  # one of OLMo's classes extends its base's
+    recoverable_errors: tuple[type[Exception], ...] = ()  # one of OLMo's classes extends that of its base
 
     def __init__(self, *arguments: Any, **options: Any) -> None: ...
 
@@ -74,7 +74,7 @@ class Checkouts:
         sys.meta_path.append(_Absent())  # last, so that installed modules are used
 
     def commit(self, repository: str, path: str) -> str:
-        """Return the commit that is checked out, with `+` if the file differs from it; or the version of a package."""
+        """Return the commit of the checkout, with `+` if the file differs from it, or the version of a package."""
         if not (self.folder / repository).exists():
             return importlib.metadata.version(repository)
         git = ["git", "-C", str(self.folder / repository)]
@@ -119,7 +119,7 @@ def as_precise_as(dtype: torch.dtype) -> Iterator[None]:
     """Context in which the authors' code computes nothing less precisely than in `dtype`.
 
     Their code computes norms, softmax, rotations and weights of streams in fp32, and DeepSeek's functions return bf16,
-    which would hide whether the rest agrees to the last digits: with fp64, what their code calls fp32 is fp64 here.
+    which would hide whether the rest agrees to the last digits. So with fp64, what their code calls fp32 is fp64.
     """
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

@@ -32,7 +32,7 @@ def whole(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """One of our parameters, or a part of it, that is `factor` times one of theirs plus `offset`.
+    """One of our parameters, or a part of it, which is `factor` times one of theirs plus `offset`.
 
     Attributes:
         ours: the parameter.
@@ -157,7 +157,7 @@ def compared(case: Case, dtype: torch.dtype, seed: int) -> dict[str, float | Non
 
 
 def _initial_difference(case: Case) -> float:
-    """Return the largest difference of the values set by constructors: gains and the residuals' own parameters."""
+    """Return the largest difference of initial values set by constructors: gains and the residuals' own parameters."""
     built = {slot.place for slot in assign_roles(case.ours) if slot.role in (Role.NORM_GAIN, Role.WIRING)}
     pairs = [pair for pair in case.pairs if place_of(pair.ours.data) in built]
     values = [(p.our_part(p.ours), p.factor * p.their_part(p.theirs) + p.offset) for p in pairs]

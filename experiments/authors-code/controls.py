@@ -1,4 +1,4 @@
-"""Deliberate mistakes on our side, and how much the comparisons then differ."""
+"""Deliberate mistakes in our code, and how much the comparisons then differ."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ CONTROLS = [
 
 
 def controls(checkouts: Checkouts, seed: int) -> dict[str, dict[str, Any]]:
-    """Return what `compared` finds in fp64, by mistake."""
+    """Return the differences that `compared` finds in fp64, by mistake."""
     found = {}
     for control in CONTROLS:
         with control.made:

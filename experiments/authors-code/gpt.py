@@ -41,7 +41,7 @@ def gpt(code: Any, width: int, depth: int, exponent: float) -> Any:
 
 
 def completep_config(width: int, depth: int, exponent: float) -> ModelConfig:
-    """Return our model of that size. Its encoder stands for their decoder."""
+    """Return our model of that size. Its encoder corresponds to their decoder."""
     d = BASE_WIDTH * width
     base = {"width": BASE_WIDTH, "encoder_layers": BASE_LAYERS, "decoder_layers": 1, "exponent": exponent}
     sizes = {"d_model": d, "d_ff": 4 * d, "heads": d // D_HEAD, "activation": "gelu", "transfer": base}
@@ -74,13 +74,13 @@ def transfer_case(code: Any, model: Seq2Seq, exponent: float, dtype: torch.dtype
         pairs += [*matching(mine.ffn.in_proj, other.mlp.c_fc), *matching(mine.ffn.out_proj, other.mlp.c_proj)]
 
     def logits(x: Tensor) -> Tensor:
-        # The encoder's norm in place of the decoder's, which differs only by its fixed factor.
+        # The encoder's norm replaces the decoder's, which differs only by its fixed factor.
         return output(encoded(model.encoder, x, causal=True) * end.factor.to(x.dtype)) * BASE_WIDTH**0.5
 
     def their_logits(x: Tensor) -> Tensor:
         hook = theirs.transformer.drop.register_forward_hook(lambda *_: x.clone())
         ids = torch.zeros(x.shape[:2], dtype=torch.long)
-        found, _ = theirs(ids, targets=ids)  # without targets they omit the factor of logits
+        found, _ = theirs(ids, targets=ids)  # without targets their code omits the factor for logits
         hook.remove()
         return found
 

@@ -46,11 +46,11 @@ def _llama_config() -> Any:
         attn_implementation="eager",
         use_cache=False,
     )
-    config.rope_theta = 10000.0  # where the authors' versions of transformers expected it
+    config.rope_theta = 10000.0  # the place where the authors' versions of transformers expect it
     return config
 
 
-# Their NORM_TYPE -> our `residual`, and the norms of attention's and the feed-forward network's Residual in theirs.
+# Their NORM_TYPE -> our `residual`, and the names in theirs of the norms of attention and the feed-forward network.
 _PRE = (("in_norm", "input_layernorm"),), (("in_norm", "post_attention_layernorm"),)
 _POST = (("out_norm", "post_attention_layernorm"),), (("out_norm", "post_feedforward_layernorm"),)
 _SANDWICH = (
@@ -94,7 +94,7 @@ def _gpas(code: Any, kind: str, gated: bool, dtype: torch.dtype) -> Case:
                 joined.skip = other.alpha  # theirs is for a decoder alone, ours for an encoder with a decoder
             for slot, name in slots:
                 norm = getattr(joined, slot)
-                if kind == "lns":  # theirs has 1/sqrt(l) in the initial gain, ours next to the gain
+                if kind == "lns":  # theirs has 1/sqrt(l) in the initial gain, ours as a separate factor
                     pairs.append(Pair(norm.norm.weight, getattr(other, name).weight, factor=number**0.5))
                 else:
                     pairs += matching(norm, getattr(other, name))
@@ -102,7 +102,7 @@ def _gpas(code: Any, kind: str, gated: bool, dtype: torch.dtype) -> Case:
             pairs.append(Pair(mine.ffn_residual.gate, other.gpas_block.gate, lambda values: values[0]))
 
     def run(x: Tensor) -> Tensor:
-        with mock.patch.dict(os.environ, variables):  # read in every pass
+        with mock.patch.dict(os.environ, variables):  # it is read in every pass
             return theirs(inputs_embeds=x, use_cache=False, return_dict=False)[0]
 
     return Case(

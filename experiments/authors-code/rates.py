@@ -1,4 +1,4 @@
-"""CompleteP: our and the authors' rules for initial values, rates, decay and epsilon, and updates that follow them."""
+"""CompleteP: our rules and the authors' for initial values, rates, decay and epsilon, and updates that follow them."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _ours(width: int, depth: int, exponent: float) -> Factors:
         distribution = xavier(slots[place_of(parameters[full])], config.init, ModelDepth(1, 1))
         group = groups[full]
         std, rate, epsilon = distribution.size, group["rate_scale"], group["eps"]
-        if name == "embeddings":  # of E; our parameter is E / sqrt(d_model)
+        if name == "embeddings":  # the rule is for E; our parameter is E / sqrt(d_model)
             std, rate, epsilon = std * d**0.5, rate * d**0.5, epsilon / d**0.5
         found |= _factors(name, std, rate, epsilon, group["weight_decay"])
     found["branches", "factor"] = model.encoder.layers[0].ffn_residual.branch
@@ -169,7 +169,7 @@ def _updated(code: Any, exponent: float, scaled: bool, seed: int, number: int) -
     with as_precise_as(dtype):
         theirs = case.theirs.configure_optimizers(options["weight_decay"], rate, BETAS, options["epsilon"], "cpu")
     for group in theirs.param_groups:
-        group["lr"] = rate * group["lr_scale"]  # as their train.py does before each update
+        group["lr"] = rate * group["lr_scale"]  # their train.py does this before each update
     x = drawn((BATCH, LENGTH, case.d_model), generator, dtype)
     direction = drawn(case.run_ours(x).shape, generator, dtype)
     trained = [pair for pair in case.pairs if pair not in left]

@@ -1,4 +1,4 @@
-"""Ziggurat and the authors' own code with the same weights and input, and the largest differences.
+"""Largest differences between Ziggurat and the authors' own code, with the same weights and input.
 
 `python experiments/authors-code/run.py --checkouts FOLDER [--only NAME...]`; FOLDER has a checkout of each repository
 that README.md names. Writes results/NAME.json.

@@ -1,8 +1,8 @@
 """The ODE Transformer and Depth Growing: the authors' encoder forward passes around copies of our layers.
 
 The first file cannot be run as released: a colon is missing, and its constructor refuses all kinds but the gated one.
-Both are parts of old versions of fairseq. So only the class's `forward` is taken from each, and the classes here
-provide what it reads from its object.
+Both files are parts of old versions of fairseq. So only `forward` is taken from each class, and the classes here
+provide the attributes that it reads.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def forward_of(checkouts: Checkouts, repository: str, path: str, name: str) -> C
 
 
 class _Layer(nn.Module):
-    """A copy of our layer that is called like theirs: with [length, batch, d_model]."""
+    """A copy of our layer with their signature: it is called with [length, batch, d_model]."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = copy.deepcopy(layer)
         for parameter in self.parameters():
-            nn.init.zeros_(parameter)  # the model was built without values
+            nn.init.zeros_(parameter)  # the model was built with uninitialised parameters
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Return the layer's output; nothing is padded."""
@@ -55,7 +55,7 @@ class _Layer(nn.Module):
 
 
 class _Theirs(nn.Module):
-    """The object for their `forward`: no history, no positions, and tokens that stand for the input."""
+    """The object of their `forward`: no history, no positions, and tokens in place of the input."""
 
     history = embed_positions = None
     embed_scale, dropout, padding_idx = 1.0, 0.0, 0
@@ -94,7 +94,7 @@ def solver(checkouts: Checkouts, dtype: torch.dtype) -> Iterator[Case]:
 
 
 class _Grown(nn.Module):
-    """The object for Depth Growing's `forward`: positions stand for the input, since it adds them in place."""
+    """The object of Depth Growing's `forward`: positions replace the input, since it adds them in place."""
 
     embed_scale, dropout, padding_idx = 1.0, 0.0, 0
     use_encoder_cross_block_resnet = True

@@ -75,7 +75,7 @@ class _Patches(nn.Module):
 
 
 def given_by(module: nn.Module, run: Callable[[], Any]) -> Tensor:
-    """Return what `module` outputs while `run` runs."""
+    """Return the output of `module` while `run` runs."""
     given: list[Tensor] = []
     hook = module.register_forward_hook(lambda module, inputs, y: given.append(y))
     run()
@@ -113,7 +113,7 @@ def _hybrid(code: Any, star: bool, dtype: torch.dtype) -> Case:
     for mine, other in zip(ours.layers, theirs.transformer.blocks, strict=True):
         pairs.append(Pair(mine.self_attn.qkv_proj.weight, other.att_proj.weight))
         pairs.append(Pair(mine.self_attn.out_proj.weight, other.attn_out.weight))
-        inside = mine.ffn.in_proj.weight, other.ff_proj.weight  # theirs has the gate below, ours above
+        inside = mine.ffn.in_proj.weight, other.ff_proj.weight  # theirs has the gate in the lower half
         pairs.append(Pair(*inside, rows(INNER, 2 * INNER), rows(0, INNER)))
         pairs.append(Pair(*inside, rows(0, INNER), rows(INNER, 2 * INNER)))
         pairs.append(Pair(mine.ffn.out_proj.weight, other.ff_out.weight))

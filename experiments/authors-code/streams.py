@@ -35,7 +35,7 @@ class _Branch(nn.Module):
         super().__init__()
         self.norm, self.sublayer = copy.deepcopy(residual.in_norm), copy.deepcopy(sublayer)
         for parameter in self.sublayer.parameters():
-            nn.init.zeros_(parameter)  # a model that is only assembled has no values
+            nn.init.zeros_(parameter)  # its parameters are not initialised
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the branch of one stream, [batch, length, d_model]."""
@@ -85,11 +85,11 @@ def _ours(dtype: torch.dtype, residual: str, epsilon: float, **wiring: Any) -> t
 def _case(name: str, what: str, at: tuple[str, str], ours: Encoder, theirs: nn.Module, pairs: list[Pair]) -> Case:
     gammas = [parameter for n, parameter in theirs.named_parameters() if n.endswith("connection.norm.gamma")]
     run = partial(encoded, ours, causal=False)
-    started = name == "hyper"  # the others each choose their own initial values
+    started = name == "hyper"  # the others choose initial values of their own
     return Case(name, f"{what}, stack of 6 sub-layers", *at, ours, theirs, pairs, run, theirs, D, gammas, started)
 
 
-# Their weights, [new, old] of ours being [old, new] in theirs.
+# Their weights are transposed: our [new, old] is their [old, new].
 def _turned(values: Tensor) -> Tensor:
     return values[2 * N :].unflatten(0, (N, N)).transpose(0, 1).flatten(0, 1)
 
@@ -113,7 +113,7 @@ def manifold(checkouts: Checkouts, dtype: torch.dtype) -> Iterator[Case]:
         ("permutations", "hyper_conn/mhc_lite.py", "MHCLite"),
     ):
         code = checkouts.file(f"mhc-lite/{path}")
-        getattr(code, "perm_mats", {}).clear()  # their cache would hold matrices of another type
+        getattr(code, "perm_mats", {}).clear()  # their cache would return matrices of another type
         for published in (False, True):
             yield _mhc_lite(code, kind, path, mixing, published, dtype)
 
@@ -247,7 +247,7 @@ def _permuted() -> tuple[View, View]:
 
 
 def _without_epsilon(run: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return `run` with theirs as the norm over all streams, the only one without a gain: with hardly any epsilon."""
+    """Return `run` with their norm over all streams, the only one without a gain, with hardly any epsilon."""
     norm = F.rms_norm
 
     def streams_as_theirs(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
@@ -263,7 +263,7 @@ def _without_epsilon(run: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
 def _rows_last(code: Any, run: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Return `run` with Sinkhorn's rounds ending at the shares of a new stream, as in the paper.
 
-    Theirs end at the shares of an old one. The two are equal only where the rounds have converged.
+    Their rounds end at the shares of an old stream. Both are equal only where the rounds have converged.
     """
     published = code.sinkhorn_knopps
 

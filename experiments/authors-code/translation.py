@@ -104,7 +104,7 @@ def _criterion(checkouts: Checkouts) -> Any:
 
 
 def _r_drop(code: Any, generator: torch.Generator) -> dict[str, float]:
-    """Their `compute_kl_loss` and label-smoothed loss of two passes against ours, doubled, and the gradients."""
+    """Compare their `compute_kl_loss` and label-smoothed loss of two passes, and the gradients, with ours doubled."""
     found = {}
     for dtype in (torch.float64, torch.float32):
         hidden, weight = drawn((2 * BATCH, LENGTH, D), generator, dtype), drawn((V, D), generator, dtype)

@@ -28,7 +28,7 @@ PAIRS = 10_000
 """PAIRS is the number of sentence pairs that stay pairs; only the English side of the rest is used."""
 SEEDS = (1, 2, 3)
 SYSTEMS = ("baseline", "bt-beam")
-"""SYSTEMS are without back-translation, and with it by one method or another."""
+"""SYSTEMS are the baseline without back-translation, and systems with it, one per method."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def back_translate(study: Study, method: str) -> list[dict[str, Any]]:
 
 
 def everything(study: Study, systems: list[str]) -> None:
-    """Make each part that is missing."""
+    """Make every missing part."""
     write_texts(study)
     baseline = prepare(study, "baseline", "de", "en", [])
     train(study, prepare(study, "reverse", "en", "de", []), "reverse", 1)

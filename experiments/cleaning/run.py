@@ -1,4 +1,4 @@
-"""Scores that separate wrong pairs from right ones: lexicon and length, dual conditional cross-entropy, and rules.
+"""Compares scores that separate wrong pairs from right ones: lexicon and length, dual cross-entropy, and rules.
 
 Noise of six kinds is planted in a corpus that is assumed clean. Every step writes a file to the work folder and is
 skipped if the file exists, so the same command resumes after it was stopped:
@@ -29,9 +29,10 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 from measuring import commit, processor  # noqa: E402
 
 KINDS = ("misaligned", "wrong language", "untranslated", "cut short", "shuffled", "other words")
-"""KINDS are another pair's target; a French sentence; the source; the first half of the target; its words in any order;
-and the target with a third of its words replaced by words of other targets (the score of lexicon and length is not
-trained on this one, nor on French).
+"""KINDS are the target of another pair; a French sentence; the source; the first half of the target; its words in
+random order; and the target with a third of its words replaced by words of other targets.
+
+The score of lexicon and length is not trained on French, nor on the last kind.
 """
 NOISE = 0.2
 SEED = 7
@@ -104,7 +105,7 @@ class Work:
         folder.mkdir(parents=True, exist_ok=True)
 
     def array(self, name: str, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-        """Return the result of `make`, from now or from an earlier call of the script."""
+        """Return the result of `make`, now or from an earlier call of the script."""
         path = self.folder / f"{name}.npy"
         if not path.exists():
             began = time.perf_counter()
@@ -207,7 +208,7 @@ def judged(scores: NDArray[np.float64], kinds: NDArray[np.int64], limit: float) 
         "precision": round(float((kinds[dropped] > 0).mean()), 4),
         "recall": round(float(dropped[kinds > 0].mean()), 4),
         "recall_by_kind": {kind: round(float(dropped[kinds == n].mean()), 4) for n, kind in enumerate(KINDS, 1)},
-        # Precision by kind: the share of this kind among the dropped pairs that are right or of this kind.
+        # Precision by kind: among the dropped pairs that are right or of this kind, the share of this kind.
         "precision_by_kind": {
             kind: round(float(dropped[kinds == n].sum() / max(1, dropped[(kinds == n) | (kinds == 0)].sum())), 4)
             for n, kind in enumerate(KINDS, 1)

@@ -25,7 +25,7 @@ def main(reference_path: str, training_path: str, answer_path: str, *output_path
 
 
 def word_accuracy(reference, outputs, training_path):
-    """Per output and bucket: words of the reference, F-measure."""
+    """Return, by output and bucket, the words of the reference and the F-measure."""
     bucketer = bucketers.create_word_bucketer_from_profile("freq", freq_corpus_file=training_path)
     statistics, *_ = bucketer.calc_statistics(reference, outputs)
     return [
@@ -41,7 +41,7 @@ def word_accuracy(reference, outputs, training_path):
 
 
 def bleu_by_length(reference, outputs):
-    """Per output and bucket: sentences, BLEU from 0 to 100."""
+    """Return, by output and bucket, the sentences and BLEU from 0 to 100."""
     bucketer = bucketers.create_sentence_bucketer_from_profile("length")
     scorer = scorers.create_scorer_from_profile("bleu")
     found = []
@@ -52,7 +52,7 @@ def bleu_by_length(reference, outputs):
 
 
 def length_differences(reference, outputs):
-    """Per output and bucket: sentences."""
+    """Return, by output and bucket, the sentences."""
     bucketer = bucketers.create_sentence_bucketer_from_profile("lengthdiff")
     found = []
     for output in outputs:
@@ -62,9 +62,7 @@ def length_differences(reference, outputs):
 
 
 def ngrams(reference, outputs):
-    """For the first output against each of the others: matches in both and score of every n-gram whose matches
-    differ.
-    """
+    """Return, for the first output and each other one, matches in both and score of every n-gram that differs."""
     matched = [ngram_utils.compare_ngrams(reference, output)[1] for output in outputs]
     found = []
     for other in matched[1:]:
@@ -75,7 +73,7 @@ def ngrams(reference, outputs):
 
 
 def dict_of(counts):
-    """A copy: extract_salient_features adds to what it reads."""
+    """Return a copy, because extract_salient_features adds to its argument."""
     return counts.copy()
 
 

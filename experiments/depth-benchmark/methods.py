@@ -30,7 +30,7 @@ METHODS: dict[str, list[str]] = {
     "peri": ["model.residual=peri"],
     "res-post": ["model.residual=res_post"],
     "gpas": ["model.residual=pre", "model.wiring.gpas=true"],
-    "mix-ln": ["model.residual=pre"],  # and ranges, by depth
+    "mix-ln": ["model.residual=pre"],  # the ranges follow from the depth
     "sub-ln": ["model.residual=sub_ln", "model.init.kind=magneto"],
     "hybrid": ["model.residual=hybrid", "model.attention={qk_norm: rms, value_norm: rms}"],
     "keel": ["model.residual=keel"],
@@ -49,7 +49,7 @@ METHODS: dict[str, list[str]] = {
         "model.residual=pre",
         "model.attention={value_residual: learned, cross_value_residual: learned}",
     ],
-    # Wider feed-forward networks replace the value maps that it lacks.
+    # Wider feed-forward networks make up for the value maps that it lacks.
     "svformer": [
         "model.residual=pre",
         "model.attention={value_residual: single, cross_value_residual: single}",
@@ -85,7 +85,7 @@ METHODS: dict[str, list[str]] = {
     "tied": ["model.residual=pre", "model.d_ff=1536", "model.encoder.d_ff=1280"],
     "ode-2": ["model.residual=pre", "model.encoder.solver=rk2_gated"],
     "ode-4": ["model.residual=pre", "model.encoder.solver=rk4"],
-    "depth-growing": [*_history("cross_module"), "model.memory=hierarchical"],  # and growth, as the next two
+    "depth-growing": [*_history("cross_module"), "model.memory=hierarchical"],  # with growth, like the next two
     "midas": ["model.residual=pre"],
     "lidas": ["model.residual=pre"],
     "r-drop": ["model.residual=pre", "training.loss.r_drop=5"],
@@ -99,10 +99,11 @@ each.
 RATES = (7e-4, 2e-3, 4e-3)
 """RATES are the peaks that are tried for each method at 18-18."""
 BEYOND = (2.5e-4, 8e-3, 1.6e-2)
-"""BEYOND are the peaks that are tried if the best so far is at the edge: an optimum at the edge is not one."""
+"""BEYOND are the peaks that are tried if the best so far is at an edge, where it need not be the optimum."""
 TIE, LEAN = 0.1, 0.5
-"""TIE is the distance in nats within which the trial of a higher rate must lie from the best trial for a full run to
-try it, because seeds differ by as much; LEAN is that for a lower rate, because trials favour high rates.
+"""TIE is how far, in nats, the trial of a higher rate may be from the best one for a full run to try it.
+
+Seeds differ by as much. LEAN is the same for a lower rate; it is larger, because trials favour high rates.
 """
 SWEEP, UPDATES, LONG = 200, 600, 1500
 """SWEEP, UPDATES and LONG are the lengths of a rate trial, of a run for the table, and of one on the second corpus."""
@@ -111,17 +112,18 @@ PRECISION = "fp32"
 emulates twelve times more slowly; each result records its precision.
 """
 SLOWER = ("blocks", "resformer", "svformer", "b2t", "hybrid")
-"""SLOWER are the methods that come last, because a close relative is among the others."""
+"""SLOWER are the methods that come last, because a closely related one is among the others."""
 BRIEF: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("lipschitz", "scale-norm", "wsd", "smoothed", "midas", "lidas", "depth-growing"), ()),
     **dict.fromkeys(("branch-norm", "tied"), ("36-12",)),
     **dict.fromkeys(("mudd", "ode-2", "r-drop", "ode-4", "mhc", "attnres"), ()),
 }
-"""BRIEF are the methods that get the fewest hours (`run.py --brief`), cheap ones first: they use the rate of the
-trials, with three seeds at 18-18, and one at these other depths.
+"""BRIEF are the methods that get the fewest hours (`run.py --brief`), cheap ones first.
+
+They use the rate of the trials, with three seeds at 18-18 and one seed at these other depths.
 """
 SWEPT_AT = {"completep": "6-6"}
-"""SWEPT_AT maps a method to the depth, its base, from which its rate is taken."""
+"""SWEPT_AT maps a method to the depth from which its rate is taken, the base of the transfer."""
 DEPTHS: dict[str, tuple[int, int]] = {"6-6": (6, 6), "18-18": (18, 18), "36-12": (36, 12)}
 """DEPTHS are encoder and decoder layers."""
 

@@ -67,7 +67,7 @@ LONG_TEST = Path("../shared/data/tatoeba-fr-en/test")
 PLAIN = "pre"
 """PLAIN is the method with which all are compared."""
 BEST = 8
-"""BEST are the methods tried on the second corpus besides the plain one: the lowest mean dev losses of three seeds."""
+"""BEST are the methods tried on the second corpus besides the plain one: those with the lowest mean dev losses."""
 
 
 class Run(NamedTuple):
@@ -81,18 +81,18 @@ class Run(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of its file and folder."""
+        """Name of the run's file and folder."""
         rate = f"{'rate' if self.trial else 'at'}-{self.rate:g}"
         return f"{'fr-en-' if self.long else ''}{self.depth}-{self.method}-{self.seed}-{rate}"
 
     @property
     def trial(self) -> bool:
-        """Whether it is a short run that tries a rate."""
+        """Return whether it is a short run that tries a rate."""
         return self.updates == SWEEP
 
     @property
     def long(self) -> bool:
-        """Whether it is a run on the second corpus."""
+        """Return whether it is a run on the second corpus."""
         return self.updates == LONG
 
     @property
@@ -155,7 +155,7 @@ def losses_at(method: str, depth: str) -> dict[float, float]:
 
 
 def climbing(method: str, depth: str) -> list[Run]:
-    """Return the next full run that looks for the rate of a method at a depth, if there is one.
+    """Return the next full run in the search for a method's rate at a depth, if there is one.
 
     The rate of its trials comes first (at other depths: the rate of the main depth), then lower ones as long as they
     improve, then higher ones that trials do not rule out.
@@ -279,7 +279,7 @@ def scored(folder: Path, source: list[str], reference: list[str], out: Path) -> 
 
 
 def cost(store: str, depth: str, methods: list[str], rounds: int = 12) -> None:
-    """Measure an update of each method, interleaved with plain pre-norm, and the memory of its tensors."""
+    """Measure an update of each method, interleaved with plain pre-norm, and the memory of the method's tensors."""
     out = HERE / "results" / f"cost-{depth}.json"
     out.parent.mkdir(exist_ok=True)
     opened, found = Store.open(store), json.loads(out.read_text("utf-8")) if out.exists() else {}
@@ -336,7 +336,7 @@ def main() -> None:
     def climbed(depth: str) -> list[Run]:
         return [run for method in o.method for run in climbing(method, depth)]
 
-    # In stages: the next rate follows from those tried before, the runs for the table from all of these.
+    # In stages: the next rate depends on those tried before, and the runs for the table on all of these.
     at_most = len((*RATES, *BEYOND))
     searches = [partial(climbed, depth) for depth in CLIMBED if depth in o.depth for _ in range(at_most)]
     stages = [long_runs] if o.long else [trials, trials, trials, *searches, all_runs]

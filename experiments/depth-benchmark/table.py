@@ -119,13 +119,13 @@ def with_error(values: list[float]) -> str:
 
 
 def measures(runs: list[dict[str, Any]]) -> list[str]:
-    """Return the lowest decoder layer's initial gradient divided by the highest's, and how alike states end up."""
+    """Return the initial gradient of the lowest decoder layer relative to the highest, and how alike states become."""
     known = [run["measures"] for run in runs if run["measures"]]
     if not known:
         return ["", ""]
     gradients = [found["first"]["gradient_norm"]["decoder"] for found in known]
     alike = [value for found in known for value in found["last"]["adjacent_similarity"] if value is not None]
-    # Geometric, as for all ratios; without runs in which no gradient reaches one of the two.
+    # The mean is geometric, as for all ratios, and leaves out runs in which no gradient reaches one of the two.
     ratios = [layers[0] / layers[-1] for layers in gradients if layers[0] and layers[-1]]
     return [f"{statistics.geometric_mean(ratios):.2g}" if ratios else "", f"{statistics.mean(alike):.2f}"]
 

@@ -25,7 +25,7 @@ SHARED: list[str] = [
     "training.threads=1",
     "training.tensorboard=false",
 ]
-"""SHARED are the settings common to all runs; they stop at update 300, and longer runs are read at update 300."""
+"""SHARED are the settings common to all runs, which stop at update 300; longer runs are evaluated at update 300."""
 
 _RADAM = "training.optimiser={kind: radam, betas: [0.9, 0.98], epsilon: 1e-8, rectified_only: true}"
 _BOTH_DLCL = ["model.encoder.history=dlcl", "model.decoder.history=dlcl"]
@@ -61,7 +61,7 @@ METHODS: dict[str, list[str]] = {
         "model.encoder.history=depth_weighted",
         "model.decoder.history=depth_weighted",
     ],
-    # Those of unseen.py; a name with two kinds gives the encoder's and the decoder's.
+    # The methods of unseen.py; a name with two kinds has the encoder's first, then the decoder's.
     "admin-plain": ["model.residual=admin"],
     "keel": ["model.residual=keel"],
     "ln_scaling-layer_scale": [
@@ -82,7 +82,7 @@ METHODS: dict[str, list[str]] = {
         "model.wiring={streams: 4, dynamic: true}",
     ],
     "siamese-sandwich": ["model.encoder.residual=siamese", "model.decoder.residual=sandwich"],
-    "mix-ln-gpas": [  # a quarter of 36-12 below
+    "mix-ln-gpas": [  # a quarter of that for 36-12 below
         "model.residual=pre",
         "model.encoder.ranges=[{layers: 9, residual: post}]",
         "model.decoder.ranges=[{layers: 3, residual: post}]",
@@ -123,7 +123,7 @@ class Configuration(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of its files."""
+        """Name of the configuration's files."""
         return f"{self.depth}-{self.method.replace('/', '')}-{self.rate}"
 
     @property
@@ -210,6 +210,5 @@ CALIBRATION: frozenset[str] = frozenset(
         "12-1-fixup-5e-4",
     }
 )
-"""CALIBRATION are the names of those whose outcomes were known when the bands of ziggurat/inspect/check.py were
-chosen.
+"""CALIBRATION are the configurations whose outcomes were known when ziggurat/inspect/check.py got its bands.
 """

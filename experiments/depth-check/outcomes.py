@@ -1,4 +1,4 @@
-"""Train every configuration of a data set for real, 300 updates; one JSON file of figures per run.
+"""Train every configuration of a data set for 300 real updates, with one JSON file of figures per run.
 
     python experiments/depth-check/outcomes.py --store STORE [--data fr-en]
 

@@ -27,7 +27,7 @@ UPDATE = 300
 LEARNED = 0.5
 """LEARNED is how far, in nats, below the word frequencies a run on Multi30k must be to count as training."""
 REFERENCE = Reference(80, 0.994)
-"""REFERENCE is that of the trials on Multi30k, whose files lack it: width 128, 80 updates."""
+"""REFERENCE is the reference for trials on Multi30k, whose files lack it: width 128, 80 updates."""
 
 Row = tuple[Configuration, Verdict, str]
 

@@ -1,4 +1,4 @@
-"""The configurations tried on data that the depth check never saw: Tatoeba fr-en and Tanaka en-ja, eight each.
+"""The configurations tried on data new to the depth check, Tatoeba fr-en and Tanaka en-ja, eight each.
 
 They were chosen and committed before any of them was tried or trained. Most kinds here had no real run before; encoder
 and decoder often have different kinds so that sixteen configurations cover them all. Half may well fail: plain
@@ -38,8 +38,10 @@ ADDED: dict[str, list[Configuration]] = {
     "fr-en": [Configuration("3-12", "post", "1e-3"), Configuration("18-18", "lingvo", "6.6e-4")],
     "en-ja": [Configuration("6-6", "post", "5e-3"), Configuration("18-18", "ds-init", "1e-3")],
 }
-"""ADDED are four more, counted separately: chosen once thirteen of the sixteen outcomes were known and none was slow.
-On Multi30k three of them were slow, and the fourth is the one wrongly called risky there.
+"""ADDED are four more, counted separately.
+
+They were chosen when thirteen of the sixteen outcomes were known and none was slow. On Multi30k three of them were
+slow, and the fourth was wrongly called risky.
 """
 
 DATA: dict[str, list[Configuration]] = {
@@ -50,8 +52,10 @@ DATA: dict[str, list[Configuration]] = {
 """DATA maps a data set, which also names its folder in results/ and verdicts/, to its configurations."""
 
 TRAINS = 0.27
-"""TRAINS is the share of what the shallow run learns by the last update that a run must learn to count as training:
-half a nat, the threshold on Multi30k, is 0.27 of the 1.83 nats that the shallow run learns there.
+"""TRAINS is how much a run must learn to count as training, as a share of what the shallow run learns.
+
+Both are measured at the last update. The threshold on Multi30k, half a nat, is 0.27 of the 1.83 nats that the shallow
+run learns there.
 """
 
 

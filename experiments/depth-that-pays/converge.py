@@ -51,7 +51,7 @@ RESULTS = HERE / "results" / "converged"
 LAYERS = {"6-6": 6, "18-6": 18, "30-6": 30, "12-6": 12, "wide 6-6": 6, "grown 18-6": 18}
 """LAYERS maps a system to its encoder layers, the most important first."""
 WIDE = {128: 168, 256: 344}
-"""WIDE maps the width of 18-6 to that of a 6-6 with as many parameters, within 1.1 %."""
+"""WIDE maps the width of 18-6 to the width of a 6-6 model with as many parameters, within 1.1 %."""
 GROWN = "{layers: 6, updates: 4000}, {layers: 12, updates: 8000}"
 PEAKS = (1e-3, 2e-3, 4e-3)
 BEYOND = (2.5e-4, 5e-4, 8e-3, 1.6e-2)
@@ -63,7 +63,7 @@ DROPOUTS = (0.1, 0.2, 0.3)
 EVERY, PATIENCE = 500, 8
 """EVERY is the updates between validations; PATIENCE is how many without a lower dev loss mean convergence."""
 SECONDS = 30
-"""SECONDS is the time between readings of the CPU clock, and so the most that a kill leaves uncounted."""
+"""SECONDS is the time between readings of the CPU clock, and thus the most that a kill leaves uncounted."""
 
 
 class Run(NamedTuple):
@@ -78,7 +78,7 @@ class Run(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of its files and its folder."""
+        """Name of the run's files and folder."""
         return f"{self.stem}{self.rate:g}"
 
     @property
@@ -197,7 +197,7 @@ def best_of(runs: Iterable[Run]) -> Run:
 def plan() -> Iterator[tuple[Run, bool]]:
     """Yield all runs, most important first, and whether each is a trial; later ones depend on earlier results."""
     first = Run("de-en", 128, "6-6", DROPOUTS[0], 1, 0.0)
-    for run in (first, first._replace(system="18-6")):  # what matters most, before the search for a dropout
+    for run in (first, first._replace(system="18-6")):  # the most important runs, before the search for a dropout
         yield from trials(run)
         yield from full(run, run)
     for dropout in DROPOUTS[1:]:
@@ -206,7 +206,7 @@ def plan() -> Iterator[tuple[Run, bool]]:
     for corpus, width in (("de-en", 128), ("de-en", 256), ("fr-en", 128), ("fr-en", 256)):
         found = {system: Run(corpus, width, system, dropout, 1, 0.0) for system in LAYERS}
         for system, run in found.items():
-            # Each width and depth gets one search for a rate: on de-en, and not for a model that starts shallow.
+            # Each width and depth gets one search for a rate, on de-en and with a model that does not start shallow.
             of = "18-6" if system.startswith("grown") else system
             tried = first if (of, width) == (first.system, first.width) else run._replace(corpus="de-en", system=of)
             yield from trials(tried)

@@ -6,8 +6,8 @@
     python experiments/depth-that-pays/run.py --table
 
 STORE is Tatoeba de-en, prepared as README.md says. A budget is a number of updates: core seconds divided by the seconds
-that an update takes. So other work on the machine does not matter while a model trains, and a stopped experiment can
-continue on another machine with the same budgets.
+that an update takes. So other work on the machine does not matter while a model trains, and a stopped experiment can be
+resumed on another machine with the same budgets.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ BUDGETS = (1800, 5400)
 PRECISION = "fp32"
 """PRECISION is not bf16, because processors without AVX-512 emulate that too slowly to show anything about depth."""
 HISTORY = ("model.encoder.history=dlcl", "model.decoder.history=dlcl")
-"""HISTORY is that of all systems, so that they differ only in depth: the best for its cost in depth-benchmark."""
+"""HISTORY is the history of all systems, which differ only in depth: the best for its cost in depth-benchmark."""
 
 
 class System(NamedTuple):
@@ -181,8 +181,8 @@ def lines(language: str) -> list[str]:
 def speed(store: str, work: Path, rounds: int = 3) -> None:
     """Measure decoding of the test set, in output tokens per second on all cores, in interleaved rounds.
 
-    Every translation has the average length of the references, so barely trained models will do. All systems are thus
-    measured on one machine, wherever each was trained.
+    Every translation has the average length of the references, so barely trained models are good enough. So all systems
+    are measured on one machine, wherever they were trained.
     """
     translators = {}
     for name, system in SYSTEMS.items():

@@ -62,7 +62,7 @@ INITIALISATIONS: dict[str, list[str]] = {
     "t_fixup, no_norm": ["model.residual=no_norm", "model.init.kind=t_fixup", "training.schedule.peak=5e-4"],
     "fixup": ["model.residual=fixup", "model.init.kind=fixup", "training.schedule.peak=5e-4"],
 }
-"""INITIALISATIONS are all initialisations, each with the residual kind for which it is made."""
+"""INITIALISATIONS are all initialisations, each with the residual kind for which it was designed."""
 
 
 def common(encoder: int, decoder: int, updates: int, batch_tokens: int, warmup: int) -> list[str]:

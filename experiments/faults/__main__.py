@@ -1,4 +1,4 @@
-"""Attack the toolkit as a hostile machine would, and print what it survived (experiments/faults/README.md).
+"""Attacks the toolkit as a hostile machine would, and prints what it survived (experiments/faults/README.md).
 
     python -m experiments.faults all                    everything below, one by one; hours
     python -m experiments.faults kills --count 1000     SIGKILLs during training, in every configuration
@@ -9,7 +9,7 @@
     python -m experiments.faults tests                  attacks that are tests
     python -m experiments.faults table                  the table of what was tried
 
-Each resumes where it stopped: whatever is in the folder of results is not tried again.
+Each campaign resumes where it stopped; attacks in the folder of results are not repeated.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Verbs on a full or read-only disk: real file systems in memory, of every size that is too small.
 
-Writes by libraries that bypass Python meet the error too. Mounting needs root's rights.
+So writes by libraries that bypass Python fail, too. Mounting needs root's rights.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def fill_disks(ledger: Ledger, folder: Path, names: Sequence[str]) -> None:
 def sizes(before: int, after: int) -> list[int]:
     """Return disk sizes, in bytes, that are too small for a verb: it needs between `before` and `after` bytes.
 
-    They are at least a page, for verbs that start with nothing: to tmpfs `size=0` means no limit, and it refuses to set
-    one later.
+    They are at least one page, even for verbs that start with nothing: for tmpfs `size=0` means no limit, and it
+    refuses to set a limit later.
     """
     room = max(0, after - before)
     return sorted({max(_PAGE, before + room * step // _STEPS // _PAGE * _PAGE) for step in range(_STEPS)})

@@ -4,7 +4,7 @@
 
 A reader must refuse the damage, naming the file, or return exactly what it returned before. Readers run in a child
 process, so that a crash, a hang or an error without a reason can be counted. The last line is a JSON document; the exit
-status is 1 if anything was silent, crashed, hung or was an internal error.
+status is 1 if any damage went unnoticed, or a reader crashed, hung or had an internal error.
 
 From Python: `campaign(subjects(folder), per_file=20, seed=1)` returns a Count per kind of folder.
 """
@@ -125,9 +125,9 @@ def campaign(
 
     Args:
         subjects: folders to damage.
-        per_file: about how many bits to flip in each file; other damage comes on top.
+        per_file: about how many bits to flip in each file, in addition to other damage.
         seed: chooses the positions.
-        isolated: read in a child process; without it a crash is the caller's.
+        isolated: read in a child process; otherwise a crash ends the caller.
     """
     counts: dict[str, Count] = {}
     for subject in subjects:
@@ -171,7 +171,7 @@ def _put(path: Path, content: bytes | None) -> None:
     if content is None:
         path.unlink()
     else:
-        path.write_bytes(content)  # the same inode: mapped content changes too, as on a decaying disk
+        path.write_bytes(content)  # the same inode, so mapped content changes too, as on a decaying disk
 
 
 class _Reader:
@@ -255,7 +255,7 @@ def _read_store(folder: Path) -> Iterator[object]:
 
 
 def _read_store_beside(folder: Path) -> Iterator[object]:
-    """As training on a large store does: pairs are used before their checksums are compared, and nothing is stored."""
+    """Read as in training on a large store: pairs are used before checksums are compared, and nothing is stored."""
     from ziggurat.data.corpus import Store
     from ziggurat.data.store_checks import Verification
 

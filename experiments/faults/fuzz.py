@@ -1,7 +1,7 @@
 """Damages files of every kind and reads them: `python -m experiments.faults.fuzz --count 500 --seed 1`.
 
-With `--memory`: undamaged ones, with too little memory, in steps of that many KiB until it is enough. Prints each fault
-with the command that repeats it, and a table; exits with status 1 if there was any.
+With `--memory` it reads undamaged files with too little memory, in steps of that many KiB until it is enough. Prints
+each fault with the command that repeats it, and a table; exits with status 1 if there was any.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The processes that train one run together: waiting for them, and killing them at some moment."""
+"""The processes that train one run together, how to wait for them and how to kill them at a given moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 from tests.faults.nursery import Nursery, Started
 
 _ORPHANS = 20.0
-"""_ORPHANS is the seconds by which a process may outlive the launcher, or the first of its job to end."""
+"""_ORPHANS is the number of seconds by which a process may outlive the launcher or the first process that ends."""
 
 
 class JobEnded(NamedTuple):
@@ -37,7 +37,7 @@ class JobEnded(NamedTuple):
 
 
 class Job:
-    """One or several processes; with `launched`, the given one started the others."""
+    """One or several processes; with `launched`, the given process started the others."""
 
     def __init__(self, nursery: Nursery, started: Sequence[Started], *, launched: bool = False) -> None:
         self._nursery, self._started, self._launched = nursery, started, launched
@@ -63,7 +63,7 @@ class Job:
         self._killed = True
 
     def wait(self, seconds: float) -> JobEnded:
-        """Wait until all have ended; those that outlive the first one for too long are killed."""
+        """Wait until all processes have ended; kill those that outlive the first one for too long."""
         end = time.monotonic() + seconds
         _until(any, self._pids, end)
         _until(all, self._pids, min(end, time.monotonic() + _ORPHANS))
@@ -82,7 +82,7 @@ class Job:
 
 
 def _until(some: Callable[[Iterable[bool]], bool], pids: Sequence[int], end: float) -> None:
-    """Wait until any or all of them have ended, but no longer than until `end`."""
+    """Wait until any or all of them have ended, but not past `end`."""
     while time.monotonic() < end and not some(_over(pid) for pid in pids):
         time.sleep(0.005)
 

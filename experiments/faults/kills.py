@@ -60,8 +60,7 @@ _RNMT = {
 _STAGES = {"stages": [{"layers": 1, "updates": 7}, {"layers": 2, "updates": 15}], "moments": "copy"}
 _SENSITIVE = {"action": "roll_back", "loss_spike": 1.0001, "window": 2}
 _TOGETHER = {"batch": {"accumulate": 2}, "distributed": {"timeout_minutes": 0.08}}
-"""_TOGETHER makes a process that waits for a killed one to join give up before it counts as an orphan, at every
-step.
+"""_TOGETHER are settings with which a process that waits for a killed one gives up before it counts as an orphan.
 """
 _DEEPER = {"encoder": {"layers": 3}}
 
@@ -184,7 +183,7 @@ class _Rig:
     def chain(self, number: int) -> _Chain:
         """Train a run under kills until it is complete; return its fate."""
         random_ = random.Random(f"{self._name} {number}")
-        shutil.rmtree(self._folder / "run", ignore_errors=True)  # the previous chain may have ended without one
+        shutil.rmtree(self._folder / "run", ignore_errors=True)  # the previous chain may have ended without a run
         timed = counted = 0
         while True:
             enough = timed + counted >= _MOST_KILLS
@@ -202,7 +201,7 @@ class _Rig:
                 return _Chain(
                     timed, counted, Outcome("orphans", f"{ended.orphans} workers were left: {last_line(ended.said)}")
                 )
-            if "internal error" in ended.said:  # from the survivors; torchrun itself shows tracebacks
+            if "internal error" in ended.said:  # only in survivors: torchrun itself shows tracebacks
                 return _Chain(timed, counted, Outcome("internal", last_line(ended.said)))
             if ended.killed:
                 continue

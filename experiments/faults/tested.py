@@ -41,7 +41,7 @@ def run_tests(ledger: Ledger, folder: Path) -> None:
             key = f"{case.get('classname')}.{case.get('name')}"
             if (skipped := case.find("skipped")) is not None:
                 print(f"{key}: not tried: {skipped.get('message')}", flush=True)
-            elif key not in counted:  # some attacks are parts of others
+            elif key not in counted:  # some attacks are also part of others
                 counted.add(key)
                 failed = next((case.find(kind) for kind in ("failure", "error") if case.find(kind) is not None), None)
                 detail = "" if failed is None else str(failed.get("message"))[:300]
@@ -69,8 +69,8 @@ def flip_bits(ledger: Ledger, folder: Path, per_file: int) -> None:
 def fuzz_readers(ledger: Ledger, folder: Path, count: int) -> None:
     """Give readers damaged files of every kind, and too little memory, in steps of 4 MiB.
 
-    Readers already counted are left out. Damage that turns a file without a checksum into another valid file, which no
-    reader could notice, counts as survived.
+    Readers already counted are left out. If damage turns a file without a checksum into another valid file, which no
+    reader can notice, that counts as survived.
     """
     for name in READERS:
         attack = f"damaged files read: {name}"

@@ -20,7 +20,7 @@ def disturb_verbs(
 ) -> None:
     """Kill each of the named verbs at every operation that writes; with `errors`, make every operation fail.
 
-    With `brief`, each operation gets one of its possible errors, in turn, instead of all; one fault in `every` is
+    With `brief`, each operation gets one of its possible errors, in turn, instead of all. Only one fault in `every` is
     tried.
     """
     verbs, folder = {**VERBS, **EXPORTS}, folder / ("failed" if errors else "killed")

@@ -161,7 +161,7 @@ def deviations(found: dict[str, dict[str, tuple[float, ...]]]) -> dict[str, floa
 
 
 def table(found: dict[str, dict[str, tuple[float, ...]]]) -> str:
-    """Return published / ours for each measure and place as Markdown."""
+    """Return the published figure / ours for each measure and place as Markdown."""
     names = {"beta_ln": "β_LN", "beta_rc": "β_RC", "beta": "β", "variance": "Var(r)"}
     lines = [f"| | | {' | '.join(SUB_LAYERS[place] for place in PLACES)} |", "|---" * (2 + len(PLACES)) + "|"]
     for name, values in found.items():

@@ -51,14 +51,14 @@ BABEL_SEED = 1
 
 @dataclass(frozen=True)
 class Task:
-    """A language pair with its systems and the changes that each makes to base.yaml."""
+    """A language pair with its systems and the changes of each to base.yaml."""
 
     name: str
     languages: tuple[str, str]
     systems: dict[str, dict[str, Any]]
     updates: int
     test: list[AlignedPair]
-    """Without links if they are not known."""
+    """They have no links if the alignment is not known."""
 
 
 def main() -> None:
@@ -212,7 +212,7 @@ def attended_errors(run: Path, pairs: Sequence[AlignedPair]) -> dict[str, Any]:
 
 
 Side = tuple[list[int], list[set[int]]]
-"""Side is the ids of a text with end-of-sentence, and the word to which each of its pieces belongs."""
+"""Side is the ids of a text with end-of-sentence, and the word of each piece."""
 
 
 def _read(tokenizers: tuple[Tokenizer, Tokenizer], pair: AlignedPair) -> tuple[Side, Side, int]:

@@ -1,4 +1,4 @@
-"""Train configurations that learn and some that do not, with depth measures every 10 updates.
+"""Train some configurations that learn and some that do not, with depth measures every 10 updates.
 
     python experiments/health-bands/run.py --store STORE [--only NAME ...]
 

@@ -1,10 +1,10 @@
-"""Our models in the form that Firefox reads: the engine's translations and ours, and why lines differ (README.md).
+"""Our models in Firefox's format: the engine's translations and ours, and why lines differ (README.md).
 
     npm install --prefix ENGINE @browsermt/bergamot-translator@0.4.9
     python experiments/marian/bundle.py RUN --engine ENGINE --text TEXT --reference REFERENCE --out RESULT.json
 
 Bergamot's engine translates every line with the folder in float32 and in int8; our model translates it with its own
-weights, with those rounded to int8, and with these and the engine's arithmetic (tests/exchange/browser.py).
+weights, with weights rounded to int8, and with these and the engine's arithmetic (tests/exchange/browser.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def engine_lines(engine: Path, folder: Path, lines: Sequence[str]) -> list[str]:
 
 
 def own_lines(translator: Translator, lines: Sequence[str]) -> list[str]:
-    """Return our translations with an import's search, which is Firefox's."""
+    """Return our translations with the search of an import, which is that of Firefox."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return [translation.text for translation in translator.translate_stream(lines)]

@@ -25,10 +25,10 @@ from ziggurat.exchange.marian_program import marian_program
 from ziggurat.translate.translator import Translator, load_translator
 
 TOLERANCE = 1e-4
-"""TOLERANCE is the most by which scores may differ beyond the digits that Marian prints, and the scores of a tie."""
+"""TOLERANCE is the most by which scores (beyond the digits that Marian prints) and scores of ties may differ."""
 
 MOST_LISTED = 20
-"""MOST_LISTED is the most lines with another text that a result lists."""
+"""MOST_LISTED is the number of lines with a different text that a result lists at most."""
 
 _PRINTED = re.compile(r"(\d+) \|\|\| (.*?) \|\|\| (?:(\d+-\d+(?: \d+-\d+)*) \|\|\| )?F0= (\S+) \|\|\| (\S+)")
 
@@ -43,7 +43,7 @@ class Search(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        """Its options for Marian; one sentence at a time, because Marian limits lengths by the whole batch."""
+        """Marian's options for the search: one sentence at a time, because Marian limits lengths by the whole batch."""
         given = ["-b", self.beam, "--normalize", self.normalize, "--word-penalty", self.word_penalty]
         return list(map(str, [*given, "--max-length-factor", self.factor, "--mini-batch", 1, "--maxi-batch", 1]))
 
@@ -136,7 +136,7 @@ def compared(marian: Sequence[Sequence[Found]], here: Sequence[Sequence[Found]])
         if a[0].text == b[0].text:
             same += 1
             largest = max(largest, gap)
-        # The list has the other side's best, with the score of its own best.
+        # The list has the other side's best, with the same score as its own best.
         elif any(each.text == b[0].text and each.score >= a[0].score - TOLERANCE - 2 * each.printed for each in a):
             ties += 1
         else:
@@ -159,7 +159,7 @@ def settled(result: dict[str, Any], translator: Translator, text: str, search: S
 
 
 def given_scores(marian: Path, folder: Path, translator: Translator, pair: Sequence[Path]) -> dict[str, Any]:
-    """Return by how much the scores of given translations differ at most; `pair` are the files of both sides."""
+    """Return by how much the scores of given translations differ at most; `pair` are the files with both sides."""
     printed = list(map(float, said_by(marian, "score", folder, "-t", *map(str, pair))))
     here = translator.score(*(path.read_text(encoding="utf-8").splitlines() for path in pair))
     gaps = [abs(a - b.log_probability) - rounding(a) for a, b in zip(printed, here, strict=True)]
@@ -193,7 +193,7 @@ def filled(
         entry: results of one model.
         marian: the command.
         folders: that of Marian's model and that of its import.
-        files: the text and, if scores of given translations are wanted, these.
+        files: the text and, for scores of given translations, the translations.
         searches: those to be compared.
     """
     folder, imported = folders

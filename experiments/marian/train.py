@@ -90,7 +90,7 @@ CONVERTED = {"float32": "float32", "int8": "intgemm8"}
 
 
 def pieces(work: Path, name: str, sides: tuple[str, ...] = ("qlo", "qhi")) -> Path:
-    """Return the SentencePiece model of the training text of some sides, made if it is missing."""
+    """Return the SentencePiece model for the training text of some sides; train it if it is missing."""
     made = work / f"{name}.spm"
     if not made.exists():
         sentencepiece.SentencePieceTrainer.train(
@@ -123,7 +123,7 @@ def vocabularies(work: Path, name: str) -> list[Path]:
 
 
 def align(work: Path) -> None:
-    """Write links along the diagonal: it only matters that the head is taught, not what."""
+    """Write links along the diagonal; it does not matter what the head is taught."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(pieces(work, "joint")))
     sides = [(work / f"train.{side}").read_text("utf-8").splitlines() for side in ("qlo", "qhi")]
     lengths = zip(*([len(row) for row in processor.encode(side)] for side in sides), strict=True)
@@ -151,9 +151,9 @@ def train(work: Path, name: str) -> None:
 
 
 def convert(work: Path, name: str) -> None:
-    """Write the binary models of a model, and the weights of the one in integers in fp32 (`rounded`).
+    """Write the binary models of a model, and the weights of the int8 one as fp32 (`rounded`).
 
-    With these Marian computes with the numbers that our import has.
+    With those, Marian computes with the same numbers as our import.
     """
     for ending, kind in CONVERTED.items():
         out = beside(work, name, ending, "model.bin")
@@ -163,7 +163,7 @@ def convert(work: Path, name: str) -> None:
 
 
 def beside(work: Path, name: str, ending: str, file: str) -> Path:
-    """Make a folder for other weights of a model, and return the path of these."""
+    """Make a folder for other weights of a model, and return the path of the weights."""
     folder, out = work / "models" / name, work / "models" / f"{name}-{ending}"
     out.mkdir(exist_ok=True)
     (out / "joint.spm").write_bytes((folder / "joint.spm").read_bytes())

@@ -40,7 +40,7 @@ from measuring import commit, processor  # noqa: E402
 
 SEED = 7  # for the choice of spans
 BABEL_SEED, BABEL_USED, BABEL_TESTED = 1, 21_000, 1_000  # earlier pairs are the models' training data
-NAMES = ("b", "i")  # of a sentence's tags
+NAMES = ("b", "i")  # tags in a sentence
 LONGEST = 4  # words in a tag
 MODELS = ("none", "hmm")
 
@@ -166,7 +166,8 @@ def hansards(data: Path) -> list[Pair]:
     for text, line in zip(texts, links, strict=True):
         sides = [side.split() for side in text.split("|||")]
         found = {(int(i) - 1, int(j) - 1) for i, j in (link.replace("p", "-").split("-") for link in line.split())}
-        # Its words are those between blanks; ours are counted separately, since some of them are several words.
+        # The corpus's words are separated by blanks; ours are counted separately, since some of the corpus's words are
+        # several.
         own = [[place for place, word in enumerate(side) for _ in split_words(word, "split")] for side in sides]
         again = {(i, j) for i, a in enumerate(own[0]) for j, b in enumerate(own[1]) if (a, b) in found}
         pairs.append(Pair(" ".join(sides[0]), " ".join(sides[1]), again))
@@ -266,7 +267,7 @@ def known(table: dict[str, SentenceTranslation]) -> Translate:
 
 
 def on_references(cases: Sequence[Case], models: dict[str, Model], aligner: Aligner) -> dict[str, Any]:
-    """Return the positions of tags in the references, as if these were the translations."""
+    """Return the positions of tags in the references, as if the references were the translations."""
     pairs = [case.pair for case in cases]
     references = known({pair.source: SentenceTranslation(pair.target) for pair in pairs})
     gold = {pair.source: in_characters(pair.source, pair.target, pair.links or set()) for pair in pairs}
@@ -310,7 +311,7 @@ def placed(cases: Sequence[Case], outputs: Sequence[str]) -> dict[str, float]:
     """Return how well tags are placed, per cent.
 
     `exact`: tags that hold exactly the right words in order. `f1`: of the words in tags, counting repetitions.
-    `exact_where_right`: the same for tags in sentences whose translation is the reference, with the share of these.
+    `exact_where_right`: the same for tags in sentences translated exactly like the reference, with the share of these.
     """
     tags = exact = in_right = exact_in_right = shared = held = needed = right = 0
     for case, output in zip(cases, outputs, strict=True):

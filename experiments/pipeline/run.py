@@ -108,10 +108,10 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 class Kills:
     """The program killed `number` times at random moments, with alternating launchers.
 
-    Each call runs its jobs in local processes, on a Ray cluster of two nodes with one CPU each, or as the first and the
-    second part of a step at the same time, like a Slurm array. It is ended by SIGKILL, with all its processes as in a
-    power cut, or by SIGTERM; one of two parts is ended while the other continues. Half of the calls on the cluster
-    first lose a node in the middle of their work.
+    Each call runs its jobs in local processes, on a Ray cluster of two nodes with one CPU each, or as two parts of a
+    step at the same time, like a Slurm array. It is ended by SIGKILL, with all its processes as in a power cut, or by
+    SIGTERM; of two parts one is ended while the other continues. Half of the calls on the cluster first lose a node in
+    the middle of their work.
     """
 
     def __init__(self, work: Path, overrides: Sequence[str], number: int, minutes: float, seed: int) -> None:
@@ -207,7 +207,7 @@ class Kills:
 
 
 def differences(work: Path, other: Path) -> list[str]:
-    """Return the output files of either one's steps that differ in the other."""
+    """Return the output files of steps that differ between the two folders."""
     found = []
     for manifest in sorted((work / "road").glob("*/manifest.json")):
         ours = json.loads(manifest.read_bytes())["outputs"]

@@ -105,7 +105,7 @@ def one_run(name: str, store: str, layers: int, seed: int) -> None:
     trained = {r["update"]: r["seconds"] for r in records if r["kind"] == "train"}
     dev, validating = [], 0.0
     for record in records:
-        if record["kind"] == "validation":  # validation time, here and before, is not training
+        if record["kind"] == "validation":  # the time of this and earlier validations is not training time
             dev.append([record["update"], trained[record["update"]] - validating, record["nll"]])
             validating += record["seconds"]
     document = {

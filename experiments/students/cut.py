@@ -3,7 +3,7 @@
     python experiments/students/cut.py WORK --data TATOEBA     # two and a half hours on one core (AMD EPYC, AVX2)
     python experiments/students/cut.py WORK --table
 
-All models have width 128 and learn from the human translations, so that only the start differs. Finished parts are not
+All models have width 128 and learn from human translations, so that only the start differs. Finished parts are not
 repeated, so a run that was cut off resumes.
 """
 
@@ -109,7 +109,7 @@ def make(work: Path, name: str) -> None:
 
 
 def everything(work: Path, data: Path | None) -> None:
-    """Make each part that is missing; write the figures."""
+    """Make every missing part; write the figures."""
     for name in (f"{split}.{language}" for split in ("train", "dev", "test") for language in ("de", "en")):
         if not (work / name).exists():
             if data is None:

@@ -24,7 +24,7 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _baseline(figures: Sequence[Mapping[str, Any]], engine: str) -> Mapping[str, Any] | None:
-    """Return the teacher with an engine and beam 4, with which all are compared."""
+    """Return the figures of the teacher with an engine and beam 4, with which all are compared."""
     found = [f for f in figures if (f["model"], f["engine"], f["beam"]) == ("teacher", engine, 4)]
     return found[0] if found else None
 

@@ -92,9 +92,7 @@ class Study:
         return self.work / "runs" / name
 
     def store(self, name: str) -> Path:
-        """Return a store: the teacher's, the backward model's, that of students from scratch, or of those with its
-        vocabulary.
-        """
+        """Return a store, for the teacher, the backward model, students from scratch or those with its vocabulary."""
         name = name.removesuffix("-int8")
         cut = self.plan.systems[name].without is not None
         return self.work / "stores" / (name if name in ("teacher", "backward") else "cut" if cut else "students")
@@ -110,9 +108,7 @@ class Study:
 
 @cache
 def faster(width: int) -> Literal["fp32", "bf16"]:
-    """Return the precision in which this machine trains faster; explicit, since parts of a job might choose
-    differently.
-    """
+    """Return the precision in which this machine trains faster; it is explicit, since parts of a job might differ."""
     return training_precision(torch.device("cpu"), (width, 4 * width))
 
 
@@ -143,7 +139,7 @@ def write_config(study: Study, name: str, updates: int) -> Path:
             "train": [pairs],
             "dev": [{"source": str(study.text(f"dev.{source}")), "target": str(study.text(f"dev.{target}"))}],
             "subword": subword,
-            # A single decoder layer learns much sooner where to look with guidance (cut.py).
+            # With guidance, a single decoder layer learns much sooner where to look (cut.py).
             **({"alignment": {"compute": "hmm"}} if name in plan.students else {}),
         },
         "model": system.model(plan.width),
@@ -182,7 +178,7 @@ def make_ready(study: Study, name: str) -> None:
 
 
 def train(run: Path, config: Path, *changes: str, threads: int) -> None:
-    """Train a run to its end from its current state."""
+    """Train a run from its current state to the end."""
     if not run.exists():
         ziggurat("train", config, "--run", run, "--threads", str(threads), *changes)
         return
@@ -243,12 +239,12 @@ def export(study: Study, name: str) -> None:
 
 
 def everything(study: Study) -> None:
-    """Make each part that is missing."""
+    """Make every missing part."""
     for name in ("teacher", "backward"):
         make_ready(study, name)
         train(study.run(name), study.config(name), threads=CORES)
     distil(study)
-    for name in study.plan.students:  # before the first training, which would disturb the measured costs
+    for name in study.plan.students:  # before training starts, which would disturb the measured costs
         make_ready(study, name)
     with ThreadPoolExecutor(CORES) as pool:
         for done in [pool.submit(train_student, study, name) for name in study.plan.students]:

@@ -104,7 +104,7 @@ class Plan:
 def _systems(width: int) -> dict[str, System]:
     # Without biases and norms, stacks have 72 d^2 + 24 d f parameters for 6-6, which is 168 d^2 with f = 4 d; 40 d^2 +
     # 16 d f for 6-2, 56 d^2 + 26 d f for 12-1 and 80 d^2 + 38 d f for 18-1. Inner widths are multiples of a quarter of
-    # the width, 64: with odd ones some libraries' bf16 kernels have been wrong.
+    # the width, 64, because some libraries' bf16 kernels were wrong for odd ones.
     def inner(attention: int, networks: int) -> int:
         return round((168 - attention) * width / networks / (width // 4)) * (width // 4)
 

@@ -1,4 +1,4 @@
-"""60-12 layers at their real size (Liu et al. 2020), on a CPU: which train, and whether the depth check predicted it.
+"""60-12 layers at their real size (Liu et al. 2020) on a CPU: which models train, and which the depth check predicted.
 
     python experiments/very-deep/run.py --store STORE --work FOLDER [--system 'ADMIN 60-12' ...]   # resumes
     python experiments/very-deep/run.py --table   # the table, and the figure next to this file
@@ -64,12 +64,12 @@ SYSTEMS = {
     "DS-Init 18-18": System(18, 18, ["model.residual=post", "model.init.kind=depth_scaled"], 300),
     "pre-norm DLCL 30-6": System(30, 6, DLCL, 300),
 }
-"""The most wanted first; what is not named is as in the recipe of ADMIN 60-12, En-De."""
+"""Systems are sorted by importance; settings that are not given are those of the recipe ADMIN 60-12, En-De."""
 TOKENS, PEAK, WARM_UP = 2048, 1e-3, 200
 
 
 def experiment_of(system: System, store: Path, corpus: str, recompute: bool = False) -> Experiment:
-    """Return the configuration of a system: base width, in bf16; its activations are kept, or recomputed."""
+    """Return the configuration of a system: base width, in bf16, with activations kept or recomputed."""
     source, target = corpus.split("-")
     return load_named(
         "admin-en-de-base-60-12-admin",

@@ -17,7 +17,7 @@ OF_THE_CPU = ["gpu_speed", "--device", "cpu", "--model", "base 6-6"]
 PAIRS = [(7, 5), (3, 9), (11, 1)]
 
 
-def test_operations_are_those_of_the_other_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operations_match_the_other_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(train_speed.SHAPES, "tiny", (8, 32, 2, 3, 2))
     monkeypatch.setattr(train_speed, "VOCABULARY", 20)
     sizes = {"d_model": 8, "d_ff": 32, "heads": 2, "encoder": {"layers": 3}, "decoder": {"layers": 2}}
@@ -27,7 +27,7 @@ def test_operations_are_those_of_the_other_benchmark(monkeypatch: pytest.MonkeyP
     assert operations(model, batch) == train_speed.operations("tiny", source, target)
 
 
-def test_an_average_needs_no_queries_and_keys() -> None:
+def test_averages_need_no_queries_or_keys() -> None:
     """For merged attention only the product with the memory is counted: 12 d per target and source token."""
     batch = random_batch(PAIRS, 20)
     model = build_model(config_of("MAtt 12-12", 8, 2), 20, 20)
@@ -60,7 +60,7 @@ def test_every_candidate_trains(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_breaks_or_does_not_fit_is_a_row_of_its_own(
+def test_a_cell_that_breaks_or_does_not_fit_gets_its_own_row(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def out_of_memory(self: Plain, batch: object) -> None:
@@ -121,7 +121,7 @@ def test_the_pretend_accelerator_has_counts_in_place_of_speeds(
     assert "skipped" in rows["graphs"]
 
 
-def test_no_cell_begins_when_time_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_cell_starts_once_time_is_up(capsys: pytest.CaptureFixture[str]) -> None:
     import argparse
 
     options = argparse.Namespace(model=["30-6"], tokens=[4096], compile=False, small=False, seconds=1.0)

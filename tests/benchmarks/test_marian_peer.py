@@ -22,7 +22,7 @@ def test_progress_of_training_is_read_from_the_log() -> None:
     assert marian_peer.progress("[2026-11-28] Training started") is None
 
 
-def test_outputs_have_the_length_asked_for_on_average() -> None:
+def test_outputs_have_the_requested_length_on_average() -> None:
     """Two batches of two: the longest sentences have 8 and 4 tokens, and so do the outputs."""
     factor = marian_peer.length_factor([3, 8, 6, 4], batch=2, length=6)
     assert factor == 1.0
@@ -39,7 +39,7 @@ def test_without_marian_it_is_left_out_with_the_reason(monkeypatch: pytest.Monke
 @pytest.mark.slow
 @pytest.mark.skipif(marian_program() is None, reason=WITHOUT_MARIAN)
 @pytest.mark.parametrize("batch", [1, 4])
-def test_marian_translates_to_the_length_asked_for(tmp_path: Path, batch: int) -> None:
+def test_marian_translates_to_the_requested_length(tmp_path: Path, batch: int) -> None:
     given = [[*range(2, 2 + words), 0] for words in (3, 5, 7, 7, 9, 11, 11, 13)]
     found = marian_peer.searches(tmp_path, SIZES, given, types=64, length=12, beam=2, batch=batch)
     assert set(found) == {f"marian {p} {n}x1" for p in marian_peer.PRECISIONS for n in ((1, 2) if batch > 1 else (1,))}
@@ -51,7 +51,7 @@ def test_marian_translates_to_the_length_asked_for(tmp_path: Path, batch: int) -
 
 @pytest.mark.slow
 @pytest.mark.skipif(marian_program() is None, reason=WITHOUT_MARIAN)
-def test_a_model_of_ours_translates_in_marian(tmp_path: Path) -> None:
+def test_our_model_translates_in_marian(tmp_path: Path) -> None:
     trained = Path(__file__).parents[1] / "golden" / "firefox"
     import_checkpoint(trained, tmp_path / "model")
     sources = json.loads((trained / "expected.json").read_text("utf-8"))["sources"][:8]

@@ -1,4 +1,4 @@
-"""Fixtures for tests of the command line: a way to call it, and a trained run."""
+"""Fixtures for tests of the command line: a function that calls it, and a trained run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ziggurat.config import dump
 
 
 class Result(NamedTuple):
-    """The result of a call of the command line."""
+    """The result of one call to the command line."""
 
     status: int
     out: str

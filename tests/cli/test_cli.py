@@ -21,7 +21,7 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["train"], "`--run FOLDER` is missing"),
         (["train", "runs/a", "--resume"], "`ziggurat train --run runs/a --resume`"),
@@ -59,12 +59,12 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     ],
 )
 def test_mistakes_exit_with_2_and_one_message(  # type: ignore[no-untyped-def]
-    arguments: list[str], said: str, ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], message: str, ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = ziggurat(*arguments)
     assert result.status == 2
-    assert said in result.err
+    assert message in result.err
     assert "Traceback" not in result.err
     assert result.out == ""
     assert list(tmp_path.iterdir()) == [], "a mistake left files behind"
@@ -90,7 +90,7 @@ def test_prepare_reports_what_it_did(ziggurat, tmp_path: Path) -> None:  # type:
     assert ziggurat("prepare", config, "data.unicode=nfc", "--force").status == 0
 
 
-def test_translate_gives_one_line_for_each_line(ziggurat, trained: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_translate_prints_one_line_per_line(ziggurat, trained: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     lines = ["Su divusim ne gokun.", "", "   ", "<script>alert(1)</script>", "日本語", "a\rb", "x " * 300]
     source, output = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_bytes("\n".join(lines).encode())
@@ -143,7 +143,7 @@ def test_no_verb_has_more_than_twenty_options_and_all_of_many_are_in_groups() ->
         ("bulk pre", "prepare"),
     ],
 )
-def test_what_a_tab_offers(typed: str, offered: str, monkeypatch: pytest.MonkeyPatch, ziggurat: Ziggurat) -> None:
+def test_tab_completion(typed: str, offered: str, monkeypatch: pytest.MonkeyPatch, ziggurat: Ziggurat) -> None:
     monkeypatch.setenv("_ZIGGURAT_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", f"ziggurat {typed}")
     monkeypatch.setenv("COMP_CWORD", str(len(typed.split())))
@@ -303,13 +303,13 @@ def test_the_closing_hints_of_the_demo_can_be_pasted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_demo_goes_the_whole_road(  # type: ignore[no-untyped-def]
+def test_demo_runs_every_step(  # type: ignore[no-untyped-def]
     ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # where the folder `demo` must not hide the recipe `demo`
+    monkeypatch.chdir(tmp_path)  # the folder `demo` must not hide the recipe `demo`
     small = ["training.stop.updates=2", "model.encoder.layers=1", "model.decoder.layers=1", "decoding.beam_size=1"]
     small += ["decoding.max_length.limit=4", "training.validation.every_updates=100"]
-    small += ["training.diagnostics.every_updates=null"]  # their figures would take most of the time
+    small += ["training.diagnostics.every_updates=null"]  # drawing figures would take most of the time
     for _ in range(2):  # the second replaces the first
         result = ziggurat("demo", *small, "--json")
         assert result.status == 0, result.err

@@ -115,7 +115,7 @@ def test_settings_are_known_by_their_keys(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (["MODEL"], "`--source FILE` is missing: what should"),
         (["one", "--metrics", "chrf,tokenised"], "is for `ziggurat evaluate`, not for `compare`"),
@@ -141,14 +141,14 @@ def test_mistakes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     call: list[str],
-    said: str,
+    message: str,
 ) -> None:
     monkeypatch.delenv("ZIGGURAT_COMET_PYTHON", raising=False)
     (tmp_path / "short.txt").write_text("one line\n")
     places = {**files, "MODEL": trained, "short": tmp_path / "short.txt"}
     status, out, errors = ziggurat("compare", *(places.get(word, word) for word in call), "--reference", files["ref"])
     assert (status, out) == (2, "")
-    assert said in errors
+    assert message in errors
     assert errors.count("\n") == 1
 
 
@@ -164,7 +164,7 @@ def test_the_plain_verb_has_the_other_metrics(ziggurat: Ziggurat, files: dict[st
     assert "warning: 2 sentences: too few for `--confidence`" in errors
 
 
-def test_what_a_metric_lacks_is_said_before_anything_is_translated(
+def test_a_missing_metric_package_is_reported_before_translating(
     ziggurat: Ziggurat, files: dict[str, Path], trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ZIGGURAT_COMET_PYTHON", "no/python")
@@ -176,7 +176,7 @@ def test_what_a_metric_lacks_is_said_before_anything_is_translated(
         assert "checkpoint" not in errors  # no weights were opened
 
 
-def test_comet_by_the_verb(
+def test_comet_through_the_verb(
     ziggurat: Ziggurat, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = "import json, sys; n = len(json.load(open(sys.argv[-2]))['samples'])\n"

@@ -51,19 +51,19 @@ def test_figures_and_the_document(ziggurat: Ziggurat, store: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (["--translations", 3], "leave out `--translations`"),
         (["other"], "a report is about runs, or about one store alone"),
         (["--source", "x"], "belong together"),
     ],
 )
-def test_what_is_refused(ziggurat: Ziggurat, store: Path, tmp_path: Path, more: list[Any], said: str) -> None:
+def test_what_is_refused(ziggurat: Ziggurat, store: Path, tmp_path: Path, more: list[Any], message: str) -> None:
     (tmp_path / "other").mkdir()
     given = [tmp_path / "other" if part == "other" else part for part in more]
     result = ziggurat("report", store, *given, "--out", tmp_path / "r.html")
     assert result.status == 2
-    assert said in " ".join(result.err.split())
+    assert message in " ".join(result.err.split())
     assert not (tmp_path / "r.html").exists()
 
 
@@ -75,15 +75,15 @@ def test_a_file_that_the_package_did_not_write_is_not_replaced(
     page.write_text("<html>of last year</html>")
     result = ziggurat("report", store)
     assert result.status == 2
-    said = "report.html: exists and is not a page that ziggurat wrote; name another file with `--out`"
-    assert said in " ".join(result.err.split())
+    message = "report.html: exists and is not a page that ziggurat wrote; name another file with `--out`"
+    assert message in " ".join(result.err.split())
     assert page.read_text() == "<html>of last year</html>"
 
 
 @pytest.mark.slow
 def test_pages_that_the_package_wrote_are_replaced(ziggurat: Ziggurat, store: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    page.write_text("")  # such as `mktemp` makes
+    page.write_text("")  # like a file that `mktemp` creates
     mark = '<meta name="generator" content="Ziggurat">\n'
     for _ in range(2):
         assert ziggurat("report", store, "--out", page).status == 0

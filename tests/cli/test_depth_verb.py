@@ -49,7 +49,7 @@ def test_a_hopeless_configuration_comes_with_remedies_and_valid_json(
     }
     assert len(check["remedies"]) >= 4
     assert "depth check: trying the configuration" in result.err
-    assert "depth check: trying a shallow model" not in result.err  # as in the test above: the store kept it
+    assert "depth check: trying a shallow model" not in result.err  # as above: the store has kept the result
     text = ziggurat("inspect", config, HOPELESS, *SHORT)
     assert "depth check: WILL NOT TRAIN" in text.out
     assert "not finite at update" in text.out
@@ -70,7 +70,7 @@ def test_suggest_writes_a_configuration_that_loads(ziggurat: Ziggurat, tiny_fold
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--no-check", "--suggest", "better.yaml"], "`--suggest` needs the depth check"),
         (["--suggest", "nowhere/better.yaml"], "does not exist"),
@@ -78,9 +78,9 @@ def test_suggest_writes_a_configuration_that_loads(ziggurat: Ziggurat, tiny_fold
     ],
 )
 def test_mistakes_are_reported_before_anything_is_tried(
-    ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path, arguments: list[str], said: str
+    ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     result = ziggurat("inspect", tiny_config(tmp_path, tiny_folder), *arguments)
     assert result.status == 2
-    assert said in result.err
+    assert message in result.err
     assert "depth check" not in result.err.replace("needs the depth check", "")

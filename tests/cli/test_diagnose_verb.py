@@ -51,7 +51,7 @@ def test_checkpoints_give_the_records_that_training_left(
 
 
 @pytest.mark.slow
-def test_records_join_those_that_are_there(measured_run: Path, tmp_path: Path, ziggurat: Ziggurat) -> None:
+def test_records_are_added_to_existing_ones(measured_run: Path, tmp_path: Path, ziggurat: Ziggurat) -> None:
     run = tmp_path / "run"
     shutil.copytree(measured_run, run, symlinks=True)
     result = ziggurat("diagnose", run)
@@ -70,7 +70,7 @@ def test_a_model_directory(measured_run: Path, tmp_path: Path, ziggurat: Ziggura
     (record,) = read_records(model)
     assert record.update == 0
     assert record.values["nll"] == pytest.approx(read_records(measured_run)[-1].values["nll"], rel=1e-6)
-    assert ziggurat("diagnose", model).status == 0  # its own record may be replaced, but not those of training
+    assert ziggurat("diagnose", model).status == 0  # the verb may replace its own record, but not those of training
     write_records(model, read_records(measured_run))
     refused = ziggurat("diagnose", model)
     assert refused.status == 2
@@ -79,7 +79,9 @@ def test_a_model_directory(measured_run: Path, tmp_path: Path, ziggurat: Ziggura
 
 
 @pytest.mark.slow
-def test_what_cannot_be_measured(measured_run: Path, tiny_folder: Path, tmp_path: Path, ziggurat: Ziggurat) -> None:
+def test_runs_that_cannot_be_measured_are_refused(
+    measured_run: Path, tiny_folder: Path, tmp_path: Path, ziggurat: Ziggurat
+) -> None:
     def fails(*arguments: object) -> str:
         result = ziggurat("diagnose", *arguments)
         assert result.status == 2

@@ -29,7 +29,7 @@ def page(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_document_is_what_the_library_makes_of_it(
+def test_the_verb_gives_the_document_that_the_library_gives(
     ziggurat: Ziggurat, trained: Path, page: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.html"
@@ -64,7 +64,7 @@ def test_several_documents_go_into_a_folder(ziggurat: Ziggurat, trained: Path, t
     (tmp_path / "bad.docx").write_bytes(b"PK")
     assert ziggurat("translate", trained, *SHORT, "--document", tmp_path / "bad.docx", *names).status == 2
     assert not out.exists()  # a refused call leaves no folder
-    assert ziggurat("translate", trained, *SHORT, *names).status == 0  # it is created
+    assert ziggurat("translate", trained, *SHORT, *names).status == 0  # the folder is created
     assert list(members((out / "a.docx").read_bytes())) == list(members(docx()))
     assert list(members((out / "b.odt").read_bytes())) == list(members(odt()))
     assert ziggurat("translate", trained, *SHORT, *names).status == 0
@@ -77,7 +77,7 @@ def test_several_documents_go_into_a_folder(ziggurat: Ziggurat, trained: Path, t
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--protect", "("], "the pattern '(' cannot be read"),
         (["--leave", "id"], "`--leave` is for documents whose texts have keys"),
@@ -93,14 +93,14 @@ def test_several_documents_go_into_a_folder(ziggurat: Ziggurat, trained: Path, t
         (["--output", "out.html.json"], "out.html.json: is for "),
     ],
 )
-def test_what_cannot_be_is_one_message(
-    ziggurat: Ziggurat, trained: Path, page: Path, tmp_path: Path, arguments: list[str], said: str
+def test_impossible_calls_get_one_message(
+    ziggurat: Ziggurat, trained: Path, page: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     usual = {"--document": page, "--output": tmp_path / "out.html"}
     given = [word for option, value in usual.items() if option not in arguments for word in (option, value)]
     status, out, errors = ziggurat("translate", trained, *given, *arguments)
     assert (status, out) == (2, "")
-    assert said in errors
+    assert message in errors
     assert not (tmp_path / "out.html").exists()
 
 
@@ -116,7 +116,7 @@ def test_a_damaged_document_leaves_nothing(ziggurat: Ziggurat, trained: Path, tm
     assert "is an input" in errors
 
 
-def test_without_sentencex_the_way_out_is_named(
+def test_without_sentencex_the_message_says_how_to_install_it(
     ziggurat: Ziggurat, trained: Path, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sentencex_splitter.cache_clear()
@@ -126,7 +126,7 @@ def test_without_sentencex_the_way_out_is_named(
     assert "pip install 'ziggurat-mt[serve]'" in errors
 
 
-def test_a_model_without_attention_weights_goes_by_segments(
+def test_a_model_without_attention_weights_translates_by_segment(
     ziggurat: Ziggurat, trained: Path, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ziggurat.translate.options.tells_alignments", lambda translator: False)
@@ -138,7 +138,7 @@ def test_a_model_without_attention_weights_goes_by_segments(
     assert out.read_text(encoding="utf-8").count("<b>") == 1
 
 
-def test_a_second_document_without_its_option_is_reported_where_it_belongs(
+def test_a_second_document_without_its_option_is_reported_with_the_fix(
     ziggurat: Ziggurat, trained: Path, tmp_path: Path
 ) -> None:
     for name in ("a.txt", "b.txt"):
@@ -170,7 +170,7 @@ def test_json_has_the_notices_of_each_document(ziggurat: Ziggurat, trained: Path
     assert "ACME" in written["b"]
 
 
-def test_options_of_documents_go_with_documents(ziggurat: Ziggurat, trained: Path) -> None:
+def test_document_options_need_documents(ziggurat: Ziggurat, trained: Path) -> None:
     for option in ("--protect", "--leave"):
         status, _, errors = ziggurat("translate", trained, option, "x")
         assert status == 2

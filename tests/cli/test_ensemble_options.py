@@ -48,7 +48,7 @@ def test_every_verb_averages_the_models_it_is_given(
 
 
 @pytest.mark.slow
-def test_which_is_for_the_runs_among_the_models(ziggurat: Ziggurat, trained: Path, text: Path) -> None:
+def test_which_applies_only_to_runs(ziggurat: Ziggurat, trained: Path, text: Path) -> None:
     early = trained / "checkpoints" / "step-00000002"
     texts = ["--source", text, "--target", text]
     status, _, errors = ziggurat("score", trained, "--ensemble", trained, "--ensemble", early, "--which", "2", *texts)

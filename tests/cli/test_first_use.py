@@ -30,14 +30,14 @@ VERBS = cast(Any, typer.main.get_command(app))
 @pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["", "decoding."])
 def test_wrong_decoding_settings_are_named_like_those_of_a_file(ziggurat: Ziggurat, trained: Path, prefix: str) -> None:
-    for setting, said in (
+    for setting, message in (
         ("beam=8", "unknown key `decoding.beam`; did you mean `decoding.beam_size`?"),
         ("beam_size=many", "`decoding.beam_size`: input should be a valid integer, not 'many'"),
         ("length_penalty.alphaa=1", "did you mean `decoding.length_penalty.alpha`?"),
     ):
         status, _, errors = ziggurat("translate", trained, f"{prefix}{setting}")
         assert status == 2
-        assert said in errors
+        assert message in errors
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def test_a_wrong_folder_gets_a_way_out(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "first").mkdir(parents=True)
     (tmp_path / "my.yaml").write_text("data: {}\n")
-    for given, said in (
+    for given, message in (
         ("runs/First", "; did you mean `runs/first`?"),
         ("my.yaml", "my.yaml: is a configuration, expected a run"),
     ):
         status, _, errors = ziggurat(verb[0], given, *verb[1:])
         assert status == 2
-        assert said in errors
+        assert message in errors
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_decoding_settings_with_and_without_their_prefix_do_the_same(
     assert "2 ||| " in outputs.pop()
 
 
-def test_a_file_in_the_place_of_a_setting_is_shown_its_option(
+def test_a_file_given_as_a_setting_gets_a_hint_to_its_option(
     ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path
 ) -> None:
     status, _, errors = ziggurat("translate", trained, text)
@@ -89,7 +89,7 @@ def test_a_file_in_the_place_of_a_setting_is_shown_its_option(
 
 
 @pytest.mark.slow
-def test_each_verb_says_which_weights_it_uses(ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path) -> None:
+def test_each_verb_reports_which_weights_it_uses(ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path) -> None:
     assert ziggurat("average", trained, "--last", "2")[0] == 0
     update = int((trained / "last").resolve().name.removeprefix("step-"))
     pairs = ["--source", text, "--reference", text, "--metrics", "chrf"]
@@ -134,7 +134,7 @@ def test_threads_reach_torch(ziggurat: Ziggurat, trained: Path, text: Path, monk
 
 @pytest.mark.parametrize("verb", sorted(VERBS.commands))
 def test_help_shows_every_word_and_an_example(ziggurat: Ziggurat, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rich reads text in angle brackets as HTML and some in square brackets as a style, and shows neither."""
+    """Rich takes text in angle brackets for HTML and some text in square brackets for a style, and shows neither."""
     monkeypatch.setenv("COLUMNS", "1000")
     shown = " ".join(ziggurat(verb, "--help").out.split())
     command = VERBS.commands[verb]
@@ -214,7 +214,7 @@ def test_an_unknown_verb_gets_the_nearest_one(ziggurat: Ziggurat, typed: str, me
     assert re.search(rf"Did you mean .*'{meant}'", errors)
 
 
-def test_counts_are_in_the_singular_and_the_plural() -> None:
+def test_counts_use_the_singular_and_the_plural() -> None:
     assert [counted(n, "line") for n in (0, 1, 2, 2000)] == ["0 lines", "1 line", "2 lines", "2,000 lines"]
 
 
@@ -268,7 +268,7 @@ def _buffered() -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [pytest.param([], marks=pytest.mark.slow), ["--window", "2"]])
 def test_a_reader_that_goes_away_ends_translate_quietly(trained: Path, tmp_path: Path, window: list[str]) -> None:
-    """Records of 200 bytes fill its buffer and the pipe with few lines."""
+    """With records of 200 bytes, a few lines fill the buffer and the pipe."""
     source = tmp_path / "many"
     source.write_text("Su divusim ne gokun.\n" * 600, encoding="utf-8")
     command = [sys.executable, "-m", "ziggurat", "translate", str(trained), "-i", str(source), "beam_size=1", *window]
@@ -289,7 +289,7 @@ def test_a_reader_that_goes_away_ends_translate_quietly(trained: Path, tmp_path:
 
 
 @pytest.mark.parametrize("arguments", [["recipes", "demo"], ["recipes", "--help"]])
-def test_a_reader_that_was_never_there_ends_every_verb_quietly(arguments: list[str]) -> None:
+def test_a_pipe_without_a_reader_ends_every_verb_quietly(arguments: list[str]) -> None:
     """This is about readers of results; a reader of messages that leaves ends nothing (test_terminal.py)."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -301,7 +301,7 @@ def test_a_reader_that_was_never_there_ends_every_verb_quietly(arguments: list[s
 
 
 @pytest.mark.parametrize("recipe", ["multi30k-de-en", "multi30k-en-de"])
-def test_the_data_page_says_where_the_corpora_of_the_recipes_come_from(recipe: str) -> None:
+def test_the_data_page_names_the_sources_of_recipes_corpora(recipe: str) -> None:
     written = (DOCS / "data.md").read_text(encoding="utf-8")
     data = load_named(recipe).data
     for corpus in (*data.train, *data.dev):
@@ -312,7 +312,7 @@ def test_the_data_page_says_where_the_corpora_of_the_recipes_come_from(recipe: s
     assert "https://github.com/multi30k/dataset" in written
 
 
-def test_evaluate_says_what_looks_wrong(ziggurat: Ziggurat, tmp_path: Path) -> None:
+def test_evaluate_reports_what_looks_wrong(ziggurat: Ziggurat, tmp_path: Path) -> None:
     pairs = list(generate(60, seed=2))
     for name, side in (("source", 0), ("reference", 1)):
         (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in pairs))
@@ -346,7 +346,7 @@ def test_evaluate_names_the_way_to_a_tokenizer_that_is_missing(
     assert (compared.status, "--bleu-tokenizer" in compared.err, "--metrics" in compared.err) == (2, True, False)
 
 
-def test_paths_that_the_shell_left_alone(
+def test_paths_that_the_shell_did_not_expand(
     ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -361,14 +361,14 @@ def test_paths_that_the_shell_left_alone(
 
 
 @pytest.mark.parametrize("paper", paper_keys())
-def test_recipes_of_papers_say_where_their_corpora_come_from(paper: str) -> None:
+def test_recipes_of_papers_name_the_sources_of_their_corpora(paper: str) -> None:
     for name, recipe in paper_recipes(paper).items():
         text = recipe.text()
         assert f"# {recipe.data_source.split(' of ')[0]}" in text, name
         assert "https://" in text, name
 
 
-def test_translations_never_take_the_place_of_an_input(ziggurat: Ziggurat, trained: Path, text: Path) -> None:
+def test_translations_never_overwrite_an_input(ziggurat: Ziggurat, trained: Path, text: Path) -> None:
     before, config = text.read_bytes(), trained / "config.yaml"
     for call in (
         ["translate", trained, "-i", text, "-o", text],
@@ -454,7 +454,7 @@ def test_a_checkpoint_may_be_called_by_the_name_of_its_folder(ziggurat: Ziggurat
     assert "no checkpoint" in ziggurat("translate", trained, "-i", text, "--which", "\u00b2")[2]
 
 
-def test_out_of_memory_and_signals_have_their_own_words_and_status(
+def test_out_of_memory_and_signals_have_their_own_message_and_status(
     ziggurat: Ziggurat, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def allocate(*_arguments: object, **_options: object) -> None:
@@ -501,7 +501,7 @@ def test_recipes_are_found_by_words(ziggurat: Ziggurat) -> None:
 def test_train_takes_device_and_threads_as_translate_does(
     ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    """They also count for a resumed run, whose config.yaml has them from then on, if they can be used."""
+    """They also apply to a resumed run; if they can be used, its config.yaml has them from then on."""
     config, run = tiny_config(tmp_path, tiny_folder, stop={"updates": 1}), tmp_path / "run"
     result = ziggurat("train", config, "--run", run, "--device", "cpu", "--threads", 1)
     assert result.status == 0, result.err
@@ -523,7 +523,7 @@ def test_train_takes_device_and_threads_as_translate_does(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["translate", "MODEL", "-i", "none.txt"], "none.txt: no such file"),
         (["translate", "MODEL", "-i", "TEXT", "-o", "none/out.txt"], "none/out.txt: folder"),
@@ -535,7 +535,7 @@ def test_train_takes_device_and_threads_as_translate_does(
 )
 def test_files_are_looked_for_before_the_model_is_loaded(
     arguments: list[str],
-    said: str,
+    message: str,
     ziggurat: Ziggurat,
     text: Path,
     tmp_path: Path,
@@ -545,14 +545,14 @@ def test_files_are_looked_for_before_the_model_is_loaded(
     monkeypatch.chdir(tmp_path)
     result = ziggurat(*({"MODEL": "nowhere", "TEXT": text.name}.get(a, a) for a in arguments))
     assert result.status == 2
-    assert said in result.err
+    assert message in result.err
     assert "nowhere" not in result.err
 
 
 @pytest.mark.parametrize(
     ("arguments", "status"), [(["--version"], 0), (["translate", "none"], 2), (["train", "none.yaml", "--run", "x"], 2)]
 )
-def test_what_needs_no_pytorch_does_not_load_it(arguments: list[str], status: int, tmp_path: Path) -> None:
+def test_verbs_that_do_not_need_pytorch_do_not_load_it(arguments: list[str], status: int, tmp_path: Path) -> None:
     code = (
         "import sys; from ziggurat.cli import main\n"
         f"try: main({arguments})\n"

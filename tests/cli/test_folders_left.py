@@ -42,7 +42,7 @@ def test_a_signal_leaves_no_temporary_file(number: signal.Signals, trained: Path
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU])
 def test_a_signal_during_an_import_is_named(number: signal.Signals) -> None:
-    """Where an exception could be lost in half-loaded modules, the process ends at once."""
+    """While half-loaded modules could swallow an exception, the process ends at once."""
     code = (
         "import os, signal\nfrom ziggurat.system.terminal import importing\n"
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
@@ -53,7 +53,7 @@ def test_a_signal_during_an_import_is_named(number: signal.Signals) -> None:
     assert done.stderr == f"ziggurat: stopped{'' if number == signal.SIGINT else f' by {number.name}'}\n"
 
 
-def test_what_a_killed_process_left_goes_with_the_next(
+def test_the_next_process_removes_what_a_killed_one_left(
     ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "results"

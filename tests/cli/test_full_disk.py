@@ -41,12 +41,12 @@ def test_a_full_disk_is_reported_with_what_was_written(
 
     monkeypatch.setattr("os.fsync", full)
     result = ziggurat(verb, *arguments[verb])
-    said = result.err.splitlines()[-1]
+    message = result.err.splitlines()[-1]
     assert result.status == 2
-    assert said.startswith(f"ziggurat: {out}")
-    assert f"cannot be written: {os.strerror(number)}" in said
-    assert (f"MB are free in {tmp_path}" in said) == (number == errno.ENOSPC)
-    assert "make room" in said
+    assert message.startswith(f"ziggurat: {out}")
+    assert f"cannot be written: {os.strerror(number)}" in message
+    assert (f"MB are free in {tmp_path}" in message) == (number == errno.ENOSPC)
+    assert "make room" in message
     assert not out.is_file()
 
 
@@ -59,23 +59,23 @@ def test_standard_output_has_no_name() -> None:
     assert not is_full_disk(OSError(errno.EACCES, "Permission denied"))
 
 
-def test_an_error_in_the_words_of_a_library_keeps_what_the_system_said(tmp_path: Path) -> None:
+def test_a_librarys_error_keeps_the_systems_message(tmp_path: Path) -> None:
     def load() -> None:
         try:
             raise OSError(errno.EIO, os.strerror(errno.EIO), "vocab.json")
         except OSError:
             raise OSError("the vocabulary cannot be loaded")  # noqa: B904, as transformers does
 
-    said = r"out: the vocabulary cannot be loaded \(Input/output error\)"
-    with pytest.raises(MachineError, match=said), written_whole(tmp_path / "out"):
+    message = r"out: the vocabulary cannot be loaded \(Input/output error\)"
+    with pytest.raises(MachineError, match=message), written_whole(tmp_path / "out"):
         load()
 
 
-@pytest.mark.parametrize(("flag", "said"), [(os.ST_RDONLY, "Read-only file system"), (0, "permission denied")])
+@pytest.mark.parametrize(("flag", "message"), [(os.ST_RDONLY, "Read-only file system"), (0, "permission denied")])
 def test_an_output_on_a_disk_that_is_read_only(
-    flag: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flag: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=flag))
-    with pytest.raises(DataError, match=f"out: cannot be written: {said}"):
+    with pytest.raises(DataError, match=f"out: cannot be written: {message}"):
         check_output(str(tmp_path / "out"))

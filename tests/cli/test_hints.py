@@ -26,7 +26,7 @@ def test_every_key_that_a_hint_names_exists(verb: str) -> None:
     assert not [(name, key) for name, key in named if prefix + key.replace(".0.", "[].") not in KEYS]
 
 
-def test_no_name_is_twice_in_a_part() -> None:
+def test_no_name_occurs_twice_in_a_part() -> None:
     parts = yaml.safe_load(Path(module.__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     for part in parts.values():
         counted = Counter(name for names in part.values() for name in names.split())
@@ -44,7 +44,7 @@ def test_no_name_is_twice_in_a_part() -> None:
         (["train", "x", "--lr", "3e-4"], "training.schedule.peak=3e-4"),
         (["train", "x", "--activation-fn", "gelu"], "model.activation=gelu (relu, gelu, silu or swiglu)"),
         (
-            ["train", "x", "--batch-size", "4096"],  # sentences in fairseq and JoeyNMT, words in Sockeye
+            ["train", "x", "--batch-size", "4096"],  # counts sentences in fairseq and JoeyNMT, words in Sockeye
             "training.batch.max_sentences=4096 for sentences, training.batch.max_tokens=4096 for tokens or words",
         ),
         (
@@ -79,7 +79,7 @@ def test_hint(arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str
         (["train", "-config", "my.yaml"], "the configuration as the first argument"),
         (["prepare", "-config", "my.yaml"], "the configuration as the first argument"),
         (["translate", "x", "-src", "a.de"], "--input a.de"),
-        (["train", "x", "-report_every", "100"], "training.log_every_updates=100"),  # else `-r eport_every`
+        (["train", "x", "-report_every", "100"], "training.log_every_updates=100"),  # otherwise `-r eport_every`
         (["train", "x", "-hidden_size=512"], "model.d_model=512"),
         (
             ["translate", "x", "-tgt", "a.en"],
@@ -130,7 +130,7 @@ def test_options_of_no_verb_get_no_hint(arguments: list[str], capsys: pytest.Cap
     assert "Here:" not in capsys.readouterr().err
 
 
-def test_values_behind_a_short_option_and_words_after_the_end_of_options_are_none_of_theirs() -> None:
+def test_values_of_short_options_and_words_after_the_options_get_no_hint() -> None:
     assert module.single_hyphen_hint(["train", "x", "-rconfig"]) == ""
     assert module.single_hyphen_hint(["train", "x", "--", "-config"]) == ""
     assert module.single_hyphen_hint(["train", "x", "-config"]) != ""

@@ -62,10 +62,10 @@ EXACT = {
     "ds-init-en-de-base-6-6": 6 * encoder(512, 2048) + 6 * decoder(512, 2048) + 55_023 * 512 + 512,
     "ds-init-en-de-base-20-20-ds-t2t": 20 * (encoder(512, 2048) + decoder(512, 2048)) + 55_023 * 512 + 512 + 4 * 512,
     "ds-init-en-de-base-20-20-ds-matt": 40 * encoder(512, 2048) + 55_023 * 512 + 512,
-    # Without its sub-layer's norm, self-attention and its four maps are as in a decoder layer.
+    # Apart from the norm of its sub-layer, self-attention has the same four maps as in a decoder layer.
     "ds-init-en-de-base-6-6-matt-self": 6 * encoder(512, 2048) + 6 * (decoder(512, 2048) - 1024) + 55_023 * 512 + 512,
     "ds-init-en-de-big-20-20-ds-matt": 40 * encoder(1024, 4096) + 55_023 * 1024 + 1024,
-    # One LN of each layer's output in pre-norm; all (L + 1)^2 weights of a stack are stored.
+    # Pre-norm has one LN for each layer's output; all (L + 1)^2 weights of a stack are stored.
     "dlcl-en-de-base-30-6-pre-dlcl": 30 * encoder(512, 2048) + 6 * decoder(512, 2048) + 34_040 * 512 + 4 * 512
     + 36 * 1024 + 31**2 + 7**2,
     "transparent-en-de-rnmt-512-20-8": rnmt(512, 4, 20, 8, 32_000),
@@ -76,7 +76,7 @@ EXACT = {
     + 3 * 32_000 * 512 + 32_000 + 32 * 64 + 6 * 21,
     "admin-en-fr-base-60-12-admin": 60 * encoder(512, 2048) + 12 * decoder(512, 2048) + 44_512 * 512
     + (120 + 36) * 512,
-    # Relative positions 17 x 64 per self-attention; connections of 8 blocks: their norms and 9 x 9 weights.
+    # Each self-attention has 17 x 64 relative positions; connecting 8 blocks takes their norms and 9 x 9 weights.
     "sdt-en-de-base-48-6-rpr-sdt": 48 * encoder(512, 2048) + 6 * decoder(512, 2048) + 33_230 * 512 + 4 * 512
     + 54 * 17 * 64 + 8 * 1024 + 9**2,
 }  # fmt: skip
@@ -99,7 +99,7 @@ def test_parts_add_up_and_layers_are_counted(name: str, ziggurat: Ziggurat) -> N
         assert f"{count:,}" in text
 
 
-def test_shared_matrices_count_as_embeddings_and_others_where_they_are_used() -> None:
+def test_shared_matrices_count_as_embeddings_others_by_their_use() -> None:
     apart = inspect_experiment(load_once("transparent-en-de-base-6-6")).parts
     assert (apart["embeddings"], apart["output"]) == (2 * 32_000 * 512, 32_000 * 512 + 32_000)
     shared = inspect_experiment(load_once("dlcl-zh-en-small-base-6-6-pre")).parts
@@ -116,7 +116,7 @@ def test_a_bare_model_has_the_names_and_shapes_of_a_real_one_and_no_values() -> 
     assert parts(bare) == parts(real)
 
 
-def test_methods_are_named_with_their_paper(ziggurat: Ziggurat) -> None:
+def test_methods_are_shown_with_their_paper(ziggurat: Ziggurat) -> None:
     found = json.loads(ziggurat("inspect", "sdt-en-de-base-48-6-rpr-sdt", "--no-check", "--no-cost", "--json").out)
     by_key = {method["key"]: (method["value"], method["paper"]) for method in found["methods"]}
     assert by_key["model.encoder.history"] == ("blocks", "Li et al. 2020")
@@ -140,7 +140,7 @@ def test_methods_are_named_with_their_paper(ziggurat: Ziggurat) -> None:
         ("sdt-en-de-base-24-6", [], False),
     ],
 )
-def test_the_published_saving_stands_next_to_the_counted_one(name: str, saving: list[str], explained: bool) -> None:
+def test_the_published_saving_is_shown_next_to_the_counted_one(name: str, saving: list[str], explained: bool) -> None:
     recipe = find_paper_recipe(name)
     assert recipe is not None
     lines = _published_saving(recipe)
@@ -164,7 +164,7 @@ def test_every_kind_without_a_row_of_facts_has_a_paper(axis: str, kinds: Any, pl
     assert set(METHODS[axis]) == set(get_args(kinds)) - plain
 
 
-def test_a_recipe_says_what_was_published_until_it_is_changed(ziggurat: Ziggurat) -> None:
+def test_a_recipe_shows_published_figures_until_it_is_changed(ziggurat: Ziggurat) -> None:
     name = "sdt-en-de-base-6-6"
     assert (
         json.loads(ziggurat("inspect", name, "--no-check", "--no-cost", "--json").out)["published_parameters"]
@@ -295,10 +295,10 @@ def test_several_configurations_are_one_table(ziggurat: Ziggurat, tiny_folder: P
     assert [row["name"] for row in rows] == [str(config), str(deep), "transformer-base"]
     assert all(f"{row['parameters']:,}" in line for row, line in zip(rows, lines[1:], strict=True))
     assert ziggurat(*call, "--suggest", tmp_path / "x.yaml").status == 2
-    for wrong, said in (("nothing.yaml", "nothing.yaml"), ("model.d_ff", "model.d_ff"), (tmp_path, "neither a run")):
+    for wrong, message in (("nothing.yaml", "nothing.yaml"), ("model.d_ff", "model.d_ff"), (tmp_path, "neither a run")):
         result = ziggurat("inspect", config, wrong, "--no-cost", "--no-check")
         assert result.status == 2
-        assert said in result.err
+        assert message in result.err
 
 
 @pytest.mark.slow

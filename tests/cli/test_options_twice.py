@@ -48,20 +48,20 @@ def test_a_second_value_is_refused_by_name(ziggurat: Ziggurat, given: tuple[str,
     assert not result.out
 
 
-def test_what_may_be_repeated_is_all_used(ziggurat: Ziggurat, files: tuple[Path, Path]) -> None:
+def test_repeatable_options_are_all_used(ziggurat: Ziggurat, files: tuple[Path, Path]) -> None:
     hypothesis, reference = files
     given = ("evaluate", "--hypothesis", hypothesis, "--reference", reference, "--reference", hypothesis)
-    result = ziggurat(*given, "--metrics", "chrf", "--json", "--json")  # a flag means the same twice
+    result = ziggurat(*given, "--metrics", "chrf", "--json", "--json")  # repeating a flag changes nothing
     assert json.loads(result.out)[0]["value"] == 100
 
 
-def test_every_verb_has_the_rule() -> None:
+def test_the_rule_holds_for_every_verb() -> None:
     group = typer.main.get_command(app)
     assert {type(verb).__name__ for verb in group.commands.values()} == {"_Verb"}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["chrf++", "chrF++", "chrF2++", "CHRFPP", "chrf2++"])
-def test_chrf_with_words_goes_by_any_of_its_names(ziggurat: Ziggurat, files: tuple[Path, Path], name: str) -> None:
+def test_chrf_with_words_has_several_names(ziggurat: Ziggurat, files: tuple[Path, Path], name: str) -> None:
     result = ziggurat("evaluate", "--hypothesis", files[0], "--reference", files[1], "--metrics", name, "--json")
     (score,) = json.loads(result.out)
     lines = [path.read_text().splitlines() for path in files]

@@ -15,7 +15,7 @@ from ziggurat.system.errors import ConfigError
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
-    """Source and reference: five lines, one of them in two clauses."""
+    """Source and reference: five lines, one of which has two clauses."""
     sides = {
         "qlo": ["Su divusim ne gokun.", "Madona dogun.", "Su gokun, madona divusim.", "Divusim dogun.", "Su dogun."],
         "en": ["The man <b> sees it.", "The dog sleeps.", "He goes, the dog sees.", "A man sleeps.", "He sleeps."],
@@ -47,7 +47,7 @@ def test_a_model_as_text_json_and_page(
     assert [effect["metric"] for effect in record["effects"]] == ["chrF2", "chrF2"]
     assert [effect["p_adjusted"] for effect in record["effects"]] == [None, None]
     html = page.read_text()
-    assert "<b> sees" not in html  # escaped: it is text of the reference
+    assert "<b> sees" not in html  # escaped, because it is text from the reference
     assert "script" not in html.replace("default-src", "")
     assert html.count("<details>") == len(PERTURBATIONS)
     assert all(PERTURBATIONS[name].meaning.replace("<", "&lt;").replace(">", "&gt;") in html for name in PERTURBATIONS)
@@ -72,7 +72,7 @@ def test_wrong_calls(ziggurat: Ziggurat, trained: Path, files: tuple[Path, Path]
     numbers = tmp_path / "numbers"
     numbers.write_text("12\n34\n")
     texts = ["--source", source, "--reference", reference]
-    for words, said in (
+    for words, message in (
         ([trained, *texts, "--kinds", "caps,lower"], "'lower' is not a perturbation; choose from caps, title"),
         ([trained, *texts, "--kinds", ","], "is not a perturbation; choose from"),
         ([f"x={reference}", *texts], "is a file"),
@@ -86,7 +86,7 @@ def test_wrong_calls(ziggurat: Ziggurat, trained: Path, files: tuple[Path, Path]
     ):
         status, _, errors = ziggurat("perturb", *words)
         assert status in (1, 2), (words, errors)
-        assert said in " ".join(errors.split()), (words, errors)
+        assert message in " ".join(errors.split()), (words, errors)
 
 
 def test_a_text_that_nothing_changes_is_reported_before_a_model_is_opened(ziggurat: Ziggurat, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from ziggurat.data.prepare import prepare
 
 
 @pytest.mark.slow
-def test_the_page_of_one_run_lies_in_it(ziggurat: Ziggurat, trained: Path) -> None:
+def test_the_page_of_one_run_is_in_its_folder(ziggurat: Ziggurat, trained: Path) -> None:
     result = ziggurat("report", trained, "--translations", 3)
     assert result.status == 0, result.err
     lines = result.out.splitlines()
@@ -70,7 +70,7 @@ def test_a_given_test_set_is_translated(ziggurat: Ziggurat, trained: Path, text:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--format", "gif"], "choose from png, svg, pdf"),
         (["--source", "x"], "belong together"),
@@ -79,10 +79,10 @@ def test_a_given_test_set_is_translated(ziggurat: Ziggurat, trained: Path, text:
         (["--out", "nowhere/x.html"], "does not exist"),
     ],
 )
-def test_what_is_refused(ziggurat: Ziggurat, trained: Path, options: list[str], said: str) -> None:
+def test_what_is_refused(ziggurat: Ziggurat, trained: Path, options: list[str], message: str) -> None:
     result = ziggurat("report", trained, *options)
     assert result.status == 2
-    assert said in result.err
+    assert message in result.err
 
 
 @pytest.mark.slow
@@ -119,13 +119,13 @@ def test_another_report_is_not_replaced(
     assert report(b, a) == 0, "the same runs are the same report"
     assert report(a, c, "--force") == 0
     assert page.read_bytes() != first
-    # A run that was moved takes its page along.
+    # A run that was moved still has its page.
     assert report(a) == report(a) == 0
     assert report(a.rename(tmp_path / "elsewhere")) == 0
     assert report(b, "--out", tmp_path / "elsewhere" / "report.html") == 2
 
 
-def test_json_says_where_the_page_is(ziggurat: Ziggurat, tmp_path: Path, tiny_folder: Path) -> None:
+def test_json_has_the_path_of_the_page(ziggurat: Ziggurat, tmp_path: Path, tiny_folder: Path) -> None:
     run = write_run(tmp_path / "a", experiment=tiny_experiment(tiny_folder))
     options = ["--translations", 0, "--json"]
     assert json.loads(ziggurat("report", run, *options).out)["report"] is None
@@ -174,7 +174,7 @@ def pipeline(tmp_path: Path, tiny_folder: Path) -> Path:
         ("report", [], [], [], ["report/report.html"]),
     ],
 )  # fmt: skip
-def test_a_pipelines_folder_and_its_steps(
+def test_the_folder_of_a_pipeline_and_its_steps(
     ziggurat: Ziggurat, pipeline: Path, step: str | None, corpora: list[str], tests: list[str], reports: list[str],
     pages: list[str],
 ) -> None:  # fmt: skip

@@ -76,7 +76,7 @@ def test_the_verb_prints_one_table(ziggurat: Ziggurat, files: dict[str, Path], f
     assert ("good\\_1" in both.out) is (form != "csv")
 
 
-def test_what_has_no_table_is_refused(ziggurat: Ziggurat, files: dict[str, Path]) -> None:
+def test_results_without_a_table_are_refused(ziggurat: Ziggurat, files: dict[str, Path]) -> None:
     call = ["evaluate", "--hypothesis", files["bad"], "--reference", files["ref"]]
     for more in (["--format", "xml"], ["--format", "csv", "--json"]):
         result = ziggurat(*call, *more)

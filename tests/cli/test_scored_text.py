@@ -20,15 +20,15 @@ CUT = [
 ]
 
 
-def told(text: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Return what is said of a file with this text."""
+def messages_about(text: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return the notices about a file with this text."""
     check_scored("file", text.splitlines())
     return [one for one in " ".join(capsys.readouterr().err.split()).split("warning: ") if one]
 
 
 @pytest.mark.parametrize("cut", CUT)
 def test_pieces_are_reported(cut: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (warning,) = told(cut, capsys)
+    (warning,) = messages_about(cut, capsys)
     assert warning.startswith("file: 2 of 2 lines cut into subword pieces")
 
 
@@ -76,11 +76,11 @@ LEFT = {
 
 
 @pytest.mark.parametrize("left", LEFT)
-def test_what_others_left_is_reported(left: str, capsys: pytest.CaptureFixture[str]) -> None:
-    line, said = LEFT[left]
-    (warning,) = told(f"{line}\n" * 3 + "he came\n", capsys)
+def test_leftovers_of_other_programs_are_reported(left: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line, message = LEFT[left]
+    (warning,) = messages_about(f"{line}\n" * 3 + "he came\n", capsys)
     assert warning.startswith("file: 3 of 4 lines")
-    assert said in warning
+    assert message in warning
 
 
 def test_normal_forms_that_differ_are_reported(ziggurat: Ziggurat, tmp_path: Path) -> None:
@@ -90,8 +90,8 @@ def test_normal_forms_that_differ_are_reported(ziggurat: Ziggurat, tmp_path: Pat
     for first in texts:
         for second in texts:
             found = ziggurat("evaluate", "--hypothesis", tmp_path / first, "--reference", tmp_path / second)
-            told = "1 of 2 lines (the first: 1) have" in " ".join(found.err.split())
-            assert told == ("nfd" in (first, second) and first != second)
+            messages_about = "1 of 2 lines (the first: 1) have" in " ".join(found.err.split())
+            assert messages_about == ("nfd" in (first, second) and first != second)
 
 
 ORDINARY = [
@@ -107,5 +107,5 @@ ORDINARY = [
 
 
 @pytest.mark.parametrize("text", ["the dog", *ORDINARY])
-def test_ordinary_text_is_scored_in_silence(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(f"{text}\n" * 4, capsys) == []
+def test_ordinary_text_gets_no_notice(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert messages_about(f"{text}\n" * 4, capsys) == []

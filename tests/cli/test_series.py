@@ -20,11 +20,11 @@ METRICS = ("--metrics", "bleu,chrf", "max_length.limit=9")
 
 @pytest.fixture(scope="module")
 def several(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with five checkpoints; one in the middle is the best."""
+    """A run with five checkpoints, the best of which is in the middle."""
     folder = tmp_path_factory.mktemp("several")
     every = {"every_updates": 1, "decode": False}
     training = {"stop": {"updates": 5}, "validation": every, "checkpoint": {"every_updates": 1, "keep_around_best": 3}}
-    schedule = {"schedule": {"kind": "constant", "peak": 0.2, "warmup_updates": 0}}  # too high: the best comes soon
+    schedule = {"schedule": {"kind": "constant", "peak": 0.2, "warmup_updates": 0}}  # too high: the best comes early
     with pytest.raises(SystemExit):
         main(["train", str(tiny_config(folder, tiny_folder, **training, **schedule)), "--run", str(folder / "run")])
     return folder / "run"
@@ -93,7 +93,7 @@ def test_checkpoints_have_their_scores_and_a_spread(
     assert "3 checkpoints, last:3" in shown[3]
 
 
-def test_average_takes_what_is_named(ziggurat: Ziggurat, several: Path, tmp_path: Path) -> None:
+def test_average_takes_the_named_checkpoints(ziggurat: Ziggurat, several: Path, tmp_path: Path) -> None:
     best = int((several / "best").resolve().name.removeprefix("step-"))
     around = ziggurat("average", several, "--checkpoints", "around-best:3", "--out", tmp_path / "mean", "--json")
     assert json.loads(around.out)["updates"] == [best - 1, best, best + 1]
@@ -101,13 +101,13 @@ def test_average_takes_what_is_named(ziggurat: Ziggurat, several: Path, tmp_path
     assert ziggurat("average", several, "--checkpoints", "last:99").status == 2
 
 
-def test_score_and_evaluate_tell_the_same_perplexity(
+def test_score_and_evaluate_report_the_same_perplexity(
     ziggurat: Ziggurat, trained: Path, sets: dict[str, tuple[Path, Path]], tmp_path: Path
 ) -> None:
     source, reference = sets["one"]
     result = ziggurat("score", trained, "--source", source, "--target", reference, "--json")
     lines = [json.loads(line) for line in result.out.splitlines()]
-    assert len(lines) == 3  # nothing but lines
+    assert len(lines) == 3  # lines only
     total, tokens = sum(x["log_probability"] for x in lines), sum(len(x["tokens"]) + 1 for x in lines)
     figures = re.search(r"3 lines, (\S+) tokens .*log-probability (\S+), perplexity (\S+) per token", result.err)
     assert figures is not None
@@ -126,7 +126,7 @@ def test_score_and_evaluate_tell_the_same_perplexity(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--test-set", "a.src"], "write [NAME=]SOURCE,REFERENCE"),
         (["--test-set", "a.src,a.ref", "--source", "a.src"], "leave out `--source`"),
@@ -144,13 +144,13 @@ def test_score_and_evaluate_tell_the_same_perplexity(
         (["--metrics", "perplexities", "--reference", "a.ref"], "unknown metric `perplexities`"),
     ],
 )
-def test_options_that_do_not_go_together(ziggurat: Ziggurat, trained: Path, options: list[str], said: str) -> None:
+def test_options_that_exclude_each_other(ziggurat: Ziggurat, trained: Path, options: list[str], message: str) -> None:
     result = ziggurat("evaluate", trained, *options)
     assert result.status == 2
-    assert said in " ".join(result.err.split())
+    assert message in " ".join(result.err.split())
 
 
-def test_perplexity_is_of_no_file(ziggurat: Ziggurat, text: Path) -> None:
+def test_perplexity_of_a_file_is_refused(ziggurat: Ziggurat, text: Path) -> None:
     result = ziggurat("evaluate", "--hypothesis", text, "--reference", text, "--metrics", "perplexity")
     assert result.status == 2
     assert "needs a model" in result.err

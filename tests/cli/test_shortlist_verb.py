@@ -14,7 +14,7 @@ from ziggurat.config import load_experiment
 
 
 @pytest.mark.slow
-def test_a_shortlist_of_the_store_is_translated_with(
+def test_translation_uses_a_shortlist_from_the_store(
     ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path
 ) -> None:
     store = load_experiment(trained / "config.yaml").data.store
@@ -33,16 +33,16 @@ def test_a_shortlist_of_the_store_is_translated_with(
     assert "damaged" in refused.err
 
 
-def test_what_cannot_be_made_is_refused(ziggurat: Ziggurat, tmp_path: Path) -> None:
+def test_impossible_shortlists_are_refused(ziggurat: Ziggurat, tmp_path: Path) -> None:
     refused = ziggurat("shortlist", tmp_path, "-o", tmp_path / "list")
     assert refused.status == 2
     assert "no store" in refused.err
     assert not (tmp_path / "list").exists()
 
 
-def test_a_pipe_stays_one(ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_pipe_stays_a_pipe(ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
-    reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)  # so that the writer need not wait
+    reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)  # so that the writer does not have to wait
     store = tiny_experiment(tiny_folder).data.store
     assert ziggurat("shortlist", store, "-o", pipe, "--best", 5, "--frequent", 7, "--pairs", 50).status == 0
     assert pipe.is_fifo()

@@ -20,7 +20,7 @@ OF_EVERY_PAPER = {
     "admin-en-de-base-60-12-admin": {"learning-curves", "output-change"},
     "sdt-en-de-base-24-6-rpr-sdt": {"similarity-profiles", "similarity-map"},
 }
-"""OF_EVERY_PAPER has a recipe from every paper, with the paper's figures that its report must have."""
+"""OF_EVERY_PAPER maps a recipe from every paper to the figures of the paper that its report must have."""
 
 
 def test_an_option_and_a_suffix_print_the_same(ziggurat: Ziggurat) -> None:
@@ -34,7 +34,7 @@ def test_an_option_and_a_suffix_print_the_same(ziggurat: Ziggurat) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("demo", "--small"), "`demo` is not one"),
         (("--small",), "name one"),
@@ -44,10 +44,12 @@ def test_an_option_and_a_suffix_print_the_same(ziggurat: Ziggurat) -> None:
         ((NAME, "--small", "--dev", "a", "b"), "`--corpus SOURCE TARGET`"),
     ],
 )
-def test_what_cannot_be_made_small_is_said(ziggurat: Ziggurat, arguments: tuple[str, ...], said: str) -> None:
+def test_recipes_that_cannot_be_made_small_are_refused(
+    ziggurat: Ziggurat, arguments: tuple[str, ...], message: str
+) -> None:
     result = ziggurat("recipes", *arguments)
     assert (result.status, result.out) == (2, "")
-    assert said in result.err
+    assert message in result.err
 
 
 def test_the_embedded_pair_is_fetched_without_a_network(

@@ -61,7 +61,7 @@ def _ziggurat(arguments: list[str], output: str, faults: dict[int, str], ignored
 
 
 def _default_signals() -> None:
-    """Heed signals even if the tests themselves run under `nohup`; end after minutes if a test left it behind."""
+    """React to signals even if the tests run under `nohup`; exit after some minutes if a test leaves it behind."""
     signal.alarm(150)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -128,14 +128,14 @@ def test_training_continues_without_standard_error(
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "status"), [("broken", 0), ("closed", 0), ("full", 2)])
 def test_training_without_standard_output(fault: str, status: int, tiny_folder: Path, tmp_path: Path) -> None:
-    """If nobody reads the result, the status is that of training; a result cut off in a file is an error."""
+    """If nobody reads the result, the exit status is that of training; a truncated result in a file is an error."""
     config = tiny_config(tmp_path, tiny_folder, **{**SETTINGS, "stop": {"updates": 1}})
-    found, _, said = run_ziggurat(
+    found, _, messages = run_ziggurat(
         ["train", str(config), "--run", str(tmp_path / "run"), "--json"], tmp_path / "said", {1: fault}
     )
-    assert found == status, said
-    assert "internal error" not in said
-    assert ("the run itself is unharmed" if status == 0 else "standard output cannot be written: No space") in said
+    assert found == status, messages
+    assert "internal error" not in messages
+    assert ("the run itself is unharmed" if status == 0 else "standard output cannot be written: No space") in messages
     quiet = ["train", "--run", str(tmp_path / "run"), "--resume"]
     assert run_ziggurat(quiet, tmp_path / "again", {1: fault, 2: fault})[0] == 0, "there is nothing to print"
 
@@ -143,7 +143,7 @@ def test_training_without_standard_output(fault: str, status: int, tiny_folder: 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_other_verbs_and_their_messages(fault: str, undisturbed_run: Path, tiny_folder: Path, tmp_path: Path) -> None:
-    """What they print and write is complete, whatever happens to standard error; an error still has its status."""
+    """Their output is complete, whatever happens to standard error, and an error still has its exit status."""
     source = tmp_path / "source"
     source.write_text("".join(f"{line}\n" for line in (tiny_folder / "dev.qlo").read_text().splitlines()[:3]))
     verbs = {
@@ -159,19 +159,19 @@ def test_other_verbs_and_their_messages(fault: str, undisturbed_run: Path, tiny_
         if name == "translate":
             assert printed.count("\n") == 3
     assert (tmp_path / "store" / "manifest.json").is_file()
-    status, _, said = run_ziggurat(verbs["explain"], tmp_path / "results", {1: fault})
+    status, _, messages = run_ziggurat(verbs["explain"], tmp_path / "results", {1: fault})
     assert status == {"full": 2, "broken": 128 + signal.SIGPIPE, "closed": 2}[fault]
-    assert "internal error" not in said
-    assert {"full": "No space left", "broken": "", "closed": "standard output is closed"}[fault] in said
+    assert "internal error" not in messages
+    assert {"full": "No space left", "broken": "", "closed": "standard output is closed"}[fault] in messages
 
 
 def test_a_closed_standard_input_is_named(undisturbed_run: Path, tmp_path: Path) -> None:
-    status, _, said = run_ziggurat(["translate", str(undisturbed_run)], tmp_path / "said", {0: "closed"})
-    assert (status, "standard input is closed" in said) == (2, True), said
+    status, _, messages = run_ziggurat(["translate", str(undisturbed_run)], tmp_path / "said", {0: "closed"})
+    assert (status, "standard input is closed" in messages) == (2, True), messages
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_messages_break_between_words_on_a_terminal_only(terminal: bool) -> None:
+def test_messages_are_wrapped_between_words_only_on_a_terminal(terminal: bool) -> None:
     stream = io.StringIO()
     stream.isatty = lambda: terminal  # type: ignore[method-assign]
     message = "[b] the learning rate still rises " * 5
@@ -201,12 +201,12 @@ def updates_of(run: Path) -> int:
 
 
 @pytest.mark.slow
-def test_sighup_is_as_sigterm_and_never_a_second_signal(tiny_folder: Path, tmp_path: Path) -> None:
+def test_sighup_counts_like_sigterm_and_never_as_a_second_signal(tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     child = started(["train", str(endless(tmp_path, tiny_folder)), "--run", str(run)], tmp_path / "said")
     wait_for(lambda: updates_of(run) >= 2, child)
     assert child.pid is not None
-    for _ in range(20):  # as many as arrive until it has ended
+    for _ in range(20):  # send more until it has ended
         with contextlib.suppress(ProcessLookupError):
             os.kill(child.pid, signal.SIGHUP)
         time.sleep(0.002)
@@ -274,9 +274,7 @@ def test_a_terminal_that_goes_away(tiny_folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_python_itself_ends_with_the_status_of_the_verb(tmp_path: Path) -> None:
-    """On exit Python writes again what was left in a stream, so this is a separate process that runs to its very
-    end.
-    """
+    """On exit Python flushes what was left in a stream, so this is a separate process that runs to its very end."""
     command = f"{sys.executable} -m ziggurat explain training.schedule"
     for redirection, status in (("2>/dev/full", 0), ("2>&-", 0), (">/dev/full", 2), (">&-", 2)):
         assert subprocess.run(["sh", "-c", f"{command} {redirection}"], capture_output=True).returncode == status
@@ -304,14 +302,14 @@ def test_a_stream_that_never_fails(capfd: pytest.CaptureFixture[str]) -> None:
     assert sys.stderr is before
 
 
-def test_signals_wait_for_the_handlers_that_there_were() -> None:
+def test_signals_wait_for_the_former_handlers() -> None:
     """Ray replaces the handlers while it connects."""
     heard: list[str] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append("ours"))
     try:
         with signals_waiting():
             signal.signal(signal.SIGTERM, lambda number, frame: heard.append("theirs"))
-            # Not to the process: another thread of the tests would take it.
+            # Not to the process, where another thread of the tests would receive it.
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
             assert heard == []
         assert heard == ["ours"]
@@ -373,7 +371,7 @@ def test_a_signal_whose_exception_python_drops_still_ends_the_verb(where: str) -
     child = subprocess.run([sys.executable, "-c", _LOSES.replace("{where}", where)], capture_output=True, text=True)
     assert time.monotonic() - began < 30  # it would continue for a minute
     assert child.returncode == 128 + signal.SIGTERM
-    assert child.stderr == "ziggurat: stopped by SIGTERM\n"  # and no "Exception ignored in"
+    assert child.stderr == "ziggurat: stopped by SIGTERM\n"  # and there is no "Exception ignored in"
     assert ("caught" in child.stdout) == (where == "where_all_is_caught")
 
 

@@ -81,7 +81,7 @@ def test_settings_of_the_search_are_overrides(ziggurat: Ziggurat, trained: Path,
     assert len(record["alignment"]["hard"]) == len(record["tokens"])
 
 
-def test_what_contradicts_itself_is_one_message(ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path) -> None:
+def test_contradictions_get_one_message(ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path) -> None:
     def said(*arguments: object) -> str:
         status, out, errors = ziggurat("translate", trained, "-i", text, *arguments)
         assert (status, out) == (2, "")
@@ -96,7 +96,7 @@ def test_what_contradicts_itself_is_one_message(ziggurat: Ziggurat, trained: Pat
     assert "nothing-there" in said("--prefix", "nothing-there")
 
 
-def test_quiet_leaves_errors_and_results_alone(ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path) -> None:
+def test_quiet_keeps_errors_and_results(ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path) -> None:
     loud = ziggurat("translate", trained, *SHORT, "-i", text)
     quiet = ziggurat("-q", "translate", trained, *SHORT, "-i", text)
     assert "2 lines in" in loud.err
@@ -112,7 +112,7 @@ def test_quiet_leaves_the_environment_unchanged(ziggurat: Ziggurat, monkeypatch:
 
 
 @pytest.mark.slow
-def test_the_output_option_has_one_name_and_its_old_one(
+def test_the_output_option_has_its_name_and_the_old_one(
     ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path
 ) -> None:
     written = []
@@ -138,7 +138,7 @@ def test_lines_are_counted_where_that_is_quick(text: Path, tmp_path: Path) -> No
     assert line_count(str(write(tmp_path / "some.gz", "not read"))) is None
 
 
-def test_output_that_would_only_be_named_as_if_it_were_packed_is_refused(
+def test_uncompressed_output_with_the_name_of_a_compressed_file_is_refused(
     ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path
 ) -> None:
     status, _, errors = ziggurat("translate", trained, "-i", text, "-o", tmp_path / "out.EN.gz")
@@ -147,7 +147,7 @@ def test_output_that_would_only_be_named_as_if_it_were_packed_is_refused(
     assert list(tmp_path.glob("*.gz")) == []
 
 
-def test_a_warning_stands_on_a_line_of_its_own_next_to_a_bar(
+def test_a_warning_next_to_a_progress_bar_has_its_own_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes standard error for a terminal
@@ -160,7 +160,7 @@ def test_a_warning_stands_on_a_line_of_its_own_next_to_a_bar(
     assert before[0].endswith(("\x1b[2K", "\r", "\n")), repr(before[0])
 
 
-def test_a_pipe_that_has_no_name_of_its_own_is_written_to(tmp_path: Path) -> None:
+def test_output_to_an_unnamed_pipe(tmp_path: Path) -> None:
     """The shell gives such a file for `-o >(gzip > out.gz)`, or for /dev/stdout before a pipe."""
     reading, writing = os.pipe()
     check_output(f"/dev/fd/{writing}")
@@ -177,17 +177,17 @@ def test_a_faster_precision_is_named_and_taken_by_auto(
 ) -> None:
     rates = {"float32": 2e9, "bfloat16": 1e9}
     monkeypatch.setattr(precision, "decoding_rates", lambda _: rates)
-    _, out, said = ziggurat("translate", trained, *SHORT, "-i", text)
-    assert "times as fast" not in said
-    status, same, said = ziggurat("translate", trained, *SHORT, "precision=auto", "-i", text)
+    _, out, messages = ziggurat("translate", trained, *SHORT, "-i", text)
+    assert "times as fast" not in messages
+    status, same, messages = ziggurat("translate", trained, *SHORT, "precision=auto", "-i", text)
     assert (status, same) == (0, out)
-    assert "precision: float32, chosen by `auto`" in said
+    assert "precision: float32, chosen by `auto`" in messages
     rates["bfloat16"] = 5e9
     assert "times as fast" not in ziggurat("translate", trained, *SHORT, "-i", text)[2], "two lines: nothing to gain"
     monkeypatch.setattr("ziggurat.cli.engine.HINT_LINES", 2)
-    said = ziggurat("translate", trained, *SHORT, "-i", text)[2]
-    assert "bfloat16 products are 2.5 times as fast as float32 on this CPU" in said
-    assert "`precision=bfloat16`" in said
+    messages = ziggurat("translate", trained, *SHORT, "-i", text)[2]
+    assert "bfloat16 products are 2.5 times as fast as float32 on this CPU" in messages
+    assert "`precision=bfloat16`" in messages
     score = ("score", trained, "--source", text, "--target", text)
     assert "times as fast" in ziggurat(*score)[2]
     assert not available("bfloat16") or ziggurat(*score, "precision=bfloat16").status == 0, "its advice works"

@@ -57,7 +57,7 @@ def test_the_best_rate_of_small_models_is_written_for_the_large_one(
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".csv", ".png", ".svg", ".pdf"}
 
 
-def test_what_is_written_is_the_configuration_with_the_keys_that_are_printed(
+def test_the_written_configuration_has_the_printed_keys(
     config: Path, tmp_path: Path, ziggurat: Ziggurat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ziggurat.inspect.tuning._loss", lambda sized, *_: abs(sized.training.schedule.peak - 0.01))
@@ -79,7 +79,7 @@ def test_what_is_written_is_the_configuration_with_the_keys_that_are_printed(
     assert load_experiment(mine, [*printed, options[-1]]) == expected
 
 
-def test_what_is_written_goes_where_it_was_sent(
+def test_the_configuration_is_written_to_the_given_path(
     config: Path, tmp_path: Path, ziggurat: Ziggurat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ziggurat.inspect.tuning._loss", lambda *_: 1.0)
@@ -87,7 +87,7 @@ def test_what_is_written_goes_where_it_was_sent(
     options = ["--depths", "1-1", "--rates", "1e-3,2e-3,4e-3"]
     Path("link").symlink_to("target")
     os.mkfifo("pipe")
-    reader = os.open("pipe", os.O_RDWR | os.O_NONBLOCK)  # so that the writer need not wait
+    reader = os.open("pipe", os.O_RDWR | os.O_NONBLOCK)  # so that the writer does not have to wait
     for out in ("link", "pipe", "-"):
         result = ziggurat("tune", config, "--out", out, *options)
         assert result.status == 0, result.err
@@ -123,7 +123,7 @@ def test_a_rate_that_diverged_is_not_a_result(
     assert not (tmp_path / "tuned.yaml").exists()
 
 
-def test_a_figure_that_cannot_be_is_reported_before_anything_is_trained(
+def test_an_impossible_figure_is_reported_before_training(
     config: Path, tmp_path: Path, ziggurat: Ziggurat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ziggurat.inspect.tuning._loss", lambda *_: pytest.fail("trained"))
@@ -133,7 +133,7 @@ def test_a_figure_that_cannot_be_is_reported_before_anything_is_trained(
     assert str(file) in result.err
 
 
-def test_the_table_is_there_even_where_the_figure_fails(
+def test_the_table_is_printed_even_if_the_figure_fails(
     config: Path, tmp_path: Path, ziggurat: Ziggurat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -156,7 +156,7 @@ def test_the_table_is_there_even_where_the_figure_fails(
         (["training.batch.fit=true"], "sizes it by memory"),
     ],
 )
-def test_a_batch_far_from_that_of_the_trials_is_a_doubt(
+def test_a_batch_far_from_that_of_the_trials_gets_a_warning(
     config: Path, ziggurat: Ziggurat, monkeypatch: pytest.MonkeyPatch, options: list[str], said: str | None
 ) -> None:
     tokens: list[int] = []
@@ -184,7 +184,7 @@ def test_a_batch_far_from_that_of_the_trials_is_a_doubt(
         (8e-3, "WARNING: at width 16, 2-1 0.008 was best"),
     ],
 )
-def test_a_best_rate_that_moves_with_the_depth_is_a_doubt(
+def test_a_best_rate_that_moves_with_the_depth_gets_a_warning(
     config: Path, ziggurat: Ziggurat, monkeypatch: pytest.MonkeyPatch, best: float, said: str
 ) -> None:
     def loss(sized: Experiment, *_: object) -> float:
@@ -197,7 +197,7 @@ def test_a_best_rate_that_moves_with_the_depth_is_a_doubt(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--depths", "3"], "--depths 3"),
         (["--rates", "1e-3,fast"], "--rates 1e-3,fast"),
@@ -207,16 +207,16 @@ def test_a_best_rate_that_moves_with_the_depth_is_a_doubt(
         (["training.schedule={kind: noam, warmup_updates: 4}"], "noam"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused_at_once(
-    config: Path, ziggurat: Ziggurat, arguments: list[str], said: str
+def test_settings_that_cannot_be_tuned_are_refused_at_once(
+    config: Path, ziggurat: Ziggurat, arguments: list[str], message: str
 ) -> None:
     result = ziggurat("tune", config, *arguments)
     assert result.status == 2
-    assert said in result.err
+    assert message in result.err
 
 
 @pytest.mark.slow
-def test_the_coordinate_check_tells_a_base_from_none(config: Path, ziggurat: Ziggurat) -> None:
+def test_the_coordinate_check_distinguishes_a_base_from_none(config: Path, ziggurat: Ziggurat) -> None:
     result = ziggurat("diagnose", config, "--coordinates", "--json")
     assert result.status == 0, result.err
     found = json.loads(result.out)

@@ -22,7 +22,9 @@ VERBS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_way_out_of_damage_is_one(verb: str, ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path) -> None:
+def test_the_command_named_for_damage_repairs_it(
+    verb: str, ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path
+) -> None:
     if verb == "import":
         write_fairseq(trained, tmp_path / "fairseq")
     arguments = [word.format(run=trained, fairseq=tmp_path / "fairseq") for word in VERBS[verb]]

@@ -1,4 +1,4 @@
-"""Configurations from strangers: numbers too large for anything, and text made to exhaust memory or time."""
+"""Configurations from strangers: absurdly large numbers, and text made to exhaust memory or time."""
 
 from __future__ import annotations
 

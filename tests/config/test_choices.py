@@ -1,4 +1,4 @@
-"""Methods by name: every value of every enumeration is found, with its paper, and its description is true."""
+"""Methods by name: every value of every enumeration is found, with its paper and a correct description."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def choice(name: str) -> NamedChoice:
 VALUES = sorted(set(enumerations(Experiment)))
 
 
-def test_there_are_enumerations_of_every_sort() -> None:
+def test_every_sort_of_enumeration_occurs() -> None:
     assert {key.split(".")[0] for key, _ in VALUES} == {"data", "model", "training", "decoding"}
     assert {("model.encoder.ranges[].residual", "keel"), ("training.recompute.decoder", "segments")} <= set(VALUES)
 
@@ -81,7 +81,7 @@ def test_values_of_a_pipeline_alone_are_found_too() -> None:
 def test_every_paper_is_reported() -> None:
     told = {(axis, value) for axis in METHODS for value in METHODS[axis]}
     with_paper = {(c.keys[0], c.value): c.paper for c in choices() if c.paper}
-    assert len([value for _, value in with_paper if value]) >= len(told)  # an axis may have two keys
+    assert len([value for _, value in with_paper if value]) >= len(told)  # an axis can have two keys
     assert {paper for kinds in METHODS.values() for paper in kinds.values()} <= set(with_paper.values())
     assert {key for c in choices() if c.value is None for key in c.keys} == set(KEYS)
     plain = [value for value in ("relu", "latest", "top", "full", "constant") for c in choices_named(value) if c.reason]
@@ -166,7 +166,7 @@ def recipes() -> dict[str, Experiment]:
 
 
 @pytest.mark.slow
-def test_recipes_are_those_that_have_the_choice() -> None:
+def test_the_recipes_of_a_choice_are_those_that_have_it() -> None:
     loaded = recipes()
 
     def those(has: Any) -> set[str]:
@@ -242,7 +242,7 @@ def test_choices_that_are_refused_together_are_reported_on_both_sides() -> None:
 @pytest.mark.parametrize(
     "name", ["model.residual: hybrid", "model.residual: post", "model.embedding.positions: rotary"]
 )
-def test_what_is_called_refused_is_refused(name: str) -> None:
+def test_combinations_listed_as_refused_are_refused(name: str) -> None:
     found = choice(name)
     key = found.keys[0].removeprefix("model.")
     reasons = refused_with(found)

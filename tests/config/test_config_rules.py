@@ -1,6 +1,4 @@
-"""Rules: settings without effect given the others, choices that are hardly intended, and those that cannot work
-together.
-"""
+"""Rules: settings that have no effect next to others, choices that are hardly intended, and impossible combinations."""
 
 from __future__ import annotations
 
@@ -73,7 +71,7 @@ PLANNED = {"wiring": {"planned_encoder_layers": 30}}
         ({**PLANNED, "dropout": {"sublayer": 0.1}}, []),
     ],
 )  # fmt: skip
-def test_settings_without_meaning_are_named(values: dict[str, Any], keys: list[str]) -> None:
+def test_settings_without_effect_are_reported(values: dict[str, Any], keys: list[str]) -> None:
     assert list(unused_settings(ModelConfig.model_validate(values))) == keys
 
 
@@ -86,7 +84,7 @@ EXISTING = {"kind": "existing", "source_model": "a.spm"}
         ({"data.subword": {"vocabulary_size": 99, "joint": True, "sample_pairs": 9}}, []),
         ({"data.subword": {**EXISTING, "vocabulary_size": 99, "byte_fallback": False, "character_coverage": 0.9}},
          ["subword.vocabulary_size", "subword.byte_fallback", "subword.character_coverage"]),
-        ({"data.subword": {**EXISTING, "symbols": ["<>"], "target_vocabulary_size": 99}},  # of a run
+        ({"data.subword": {**EXISTING, "symbols": ["<>"], "target_vocabulary_size": 99}},  # settings of a run
          ["subword.target_vocabulary_size", "subword.symbols"]),
         ({"data.subword": {"kind": "vocabulary", "source_vocabulary": "a", "joint": False, "sample_pairs": 9}},
          ["subword.joint", "subword.sample_pairs"]),
@@ -118,7 +116,7 @@ EXISTING = {"kind": "existing", "source_model": "a.spm"}
         ({"decoding.length_penalty": {"kind": "lingvo", "coverage": 0.1, "length_ratio": 1.1}}, []),
     ],
 )  # fmt: skip
-def test_settings_without_meaning_in_other_sections_are_reported(settings: dict[str, Any], keys: list[str]) -> None:
+def test_settings_without_effect_in_other_sections_are_reported(settings: dict[str, Any], keys: list[str]) -> None:
     changes: dict[str, Any] = {"data": DATA}
     for path, values in settings.items():
         section, _, key = path.partition(".")
@@ -130,7 +128,7 @@ def test_settings_without_meaning_in_other_sections_are_reported(settings: dict[
 
 @pytest.mark.slow
 def test_recipes_set_nothing_that_has_no_effect() -> None:
-    """Return sections outside the model, which is that of a paper's table."""
+    """Return the sections other than the model; the model is that of a paper's table."""
     for name in recipe_names():
         experiment = load_once(name)
         unused = [*unused_in_data(experiment.data), *unused_in_training(experiment.training)]
@@ -221,7 +219,7 @@ def test_initialisations_that_one_stack_cannot_have(model: dict[str, Any], key: 
     assert rule.problems[0].key == key
 
 
-def test_notices_are_about_what_is_hardly_meant() -> None:
+def test_notices_are_about_unlikely_intentions() -> None:
     setting, omega = model_notices(
         {"residual": "post", "encoder": {"residual": "admin"}, "combination": {"softmax": True}}
     )
@@ -304,7 +302,7 @@ def test_a_schedule_of_one_replica_has_no_warm_up_and_that_is_reported(replicas:
         ({"family": "rnmt", "init.kind": "deepnorm"}, "init.kind"),
     ],
 )
-def test_what_cannot_work_is_refused_at_its_key(choices: dict[str, Any], key: str) -> None:
+def test_impossible_settings_are_refused_at_their_key(choices: dict[str, Any], key: str) -> None:
     refused = refusal(choices)
     assert refused is not None
     assert key in [problem.key for problem in refused.problems]

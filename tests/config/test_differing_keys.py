@@ -1,4 +1,4 @@
-"""Keys with which the same weights compute something else are named, however they are written."""
+"""Keys under which the same weights compute something else are reported, however they are written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ziggurat.config.model import ModelConfig
         ({"layer_norm_epsilon": 1e-6, "encoder": {"layer_norm_epsilon": 1e-5}}, ["decoder.layer_norm_epsilon"]),
     ],
 )
-def test_what_makes_weights_compute_something_else_is_named(changes: dict[str, Any], keys: list[str]) -> None:
+def test_keys_that_change_what_weights_compute_are_reported(changes: dict[str, Any], keys: list[str]) -> None:
     found = differing_keys(ModelConfig(), ModelConfig.model_validate(changes))
     assert sorted(line.split(":")[0] for line in found) == sorted(f"model.{key}" for key in keys)
 
@@ -55,7 +55,7 @@ def test_a_default_that_is_written_out_changes_nothing(
     assert [line.split(":")[0] for line in found] == [f"model.{key}" for key in keys]
 
 
-def test_fixed_combinations_are_part_of_what_is_computed() -> None:
+def test_fixed_combinations_change_what_is_computed() -> None:
     """They are not in the model's file, because they follow from the configuration."""
     encoder = {"history": "dlcl"}
     one, average = (

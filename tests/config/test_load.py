@@ -22,7 +22,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("modle: {}\n", "x.yaml, line 2: unknown key `modle`; did you mean `model`?"),
         ("model:\n  d_modle: 4\n", "x.yaml, line 3: unknown key `model.d_modle`; did you mean `model.d_model`?"),
@@ -54,10 +54,10 @@ GOLDEN = Path(__file__).parent / "golden"
         ("model:\n  heads: 4\n  d_model: 30\n", "x.yaml, line 4: `model`: `d_model` (30) is not a multiple of"),
     ],
 )
-def test_mistakes_are_named_with_line_path_and_way_out(text: str, said: str) -> None:
+def test_mistakes_are_named_with_line_path_and_way_out(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_experiment(MINIMAL + text, "x.yaml")
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_every_mistake_is_reported_at_once_with_its_key() -> None:
@@ -67,7 +67,7 @@ def test_every_mistake_is_reported_at_once_with_its_key() -> None:
     assert len(str(error.value).splitlines()) == 3
 
 
-def test_a_file_for_a_pipeline_is_known_as_one() -> None:
+def test_a_pipelines_file_is_recognised() -> None:
     with pytest.raises(ConfigError, match=r"^my.yaml: `bitext` is a section for files of `ziggurat pipeline`$"):
         parse_experiment("folder: a\nbitext: {train: []}\nstudent: {}", "my.yaml")
 
@@ -80,7 +80,7 @@ def test_missing_section_and_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("training.sed=1", "command line: unknown key `training.sed`"),
         ("training.seed", "is not an override"),
@@ -102,10 +102,10 @@ def test_missing_section_and_key() -> None:
         ("data.source_language=no", """put the word in quotes, "data.source_language='no'\""""),
     ],
 )
-def test_wrong_overrides(override: str, said: str) -> None:
+def test_wrong_overrides(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_experiment(MINIMAL, "x.yaml", [override])
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_rule_between_keys_is_reported_at_the_file_and_with_its_overrides(over
 
 
 @pytest.mark.parametrize(
-    ("corpora", "override", "said"),
+    ("corpora", "override", "message"),
     [
         ("{source: a, target: b}", "data.train.3.source=x", "`data.train` has 1 entry, number 0"),
         ("{source: a, target: b}, {path: c}", "data.train.2.source=x", "`data.train` has 2 entries, numbers 0 to 1"),
@@ -136,14 +136,14 @@ def test_a_rule_between_keys_is_reported_at_the_file_and_with_its_overrides(over
         ("", "data.train.0={path: a}", "`data.train` has no entries"),
     ],
 )
-def test_an_override_past_the_end_of_a_list_says_how_long_it_is(corpora: str, override: str, said: str) -> None:
+def test_an_override_past_the_end_of_a_list_reports_its_length(corpora: str, override: str, message: str) -> None:
     text = MINIMAL.replace("store: s", f"store: s, train: [{corpora}]")
     with pytest.raises(ConfigError) as error:
         parse_experiment(text, "x.yaml", [override])
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
-def test_a_changed_section_keeps_what_is_not_named() -> None:
+def test_a_changed_section_keeps_its_other_keys() -> None:
     section = DecodingConfig(length_penalty=LengthPenaltyConfig(kind="gnmt", alpha=0.9), beam_size=3)
     changed = change_section(section, {"length_penalty": {"alpha": 0.1}, "n_best": 2}, "decoding")
     assert (changed.beam_size, changed.n_best) == (3, 2)
@@ -153,7 +153,7 @@ def test_a_changed_section_keeps_what_is_not_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"beam": 8}, "unknown key `decoding.beam`; did you mean `decoding.beam_size`?"),
         ({"alpha": 1.0}, "unknown key `decoding.alpha`; did you mean `decoding.length_penalty.alpha`?"),
@@ -164,13 +164,13 @@ def test_a_changed_section_keeps_what_is_not_named() -> None:
         ({"n_best": 5}, "`decoding`: `n_best` (5) is larger than `beam_size` (4)"),
     ],
 )
-def test_a_wrongly_changed_section_is_refused_in_the_words_of_a_file(changes: dict[str, Any], said: str) -> None:
+def test_a_wrongly_changed_section_is_refused_in_the_words_of_a_file(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         change_section(DecodingConfig(), changes, "decoding")
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
-def test_overrides_win_and_reach_lists() -> None:
+def test_overrides_win_and_reach_into_lists() -> None:
     text = MINIMAL.replace("store: s", "store: s, train: [{source: a, target: b}]") + "training: {seed: 3}\n"
     overrides = ["training.seed=4", "data.train.0.weight=2.5", "training.schedule.peak=1e-3", "model.d_model=64"]
     experiment = parse_experiment(text, "x.yaml", overrides)
@@ -180,7 +180,7 @@ def test_overrides_win_and_reach_lists() -> None:
     assert experiment.model.d_model == 64
 
 
-def test_preset_fills_only_what_is_not_written() -> None:
+def test_a_preset_fills_only_missing_keys() -> None:
     model = parse_experiment(MINIMAL + "model: {preset: big, d_ff: 8192}\n", "x").model
     assert (model.d_model, model.d_ff, model.heads) == (1024, 8192, 16)
 
@@ -262,7 +262,7 @@ def test_reference_pages_have_every_key_once() -> None:
 
 @pytest.mark.slow
 @settings(max_examples=30)
-@example(seed=0, peak=1.0, text="1e5")  # text in YAML 1.1, a number to this loader
+@example(seed=0, peak=1.0, text="1e5")  # text in YAML 1.1, but a number for this loader
 @given(
     seed=st.integers(0, 2**31),
     peak=st.floats(1e-9, 10, allow_nan=False),
@@ -284,18 +284,18 @@ def test_variables_of_the_shell_are_refused_in_paths(key: str, tmp_path: Path, m
             parse_experiment(content, "x.yaml", [f"{key}={path}"])
     parse_experiment(content, "x.yaml", [f"{key}=~/costs-$5"])
     (tmp_path / "$HOME").mkdir()
-    (tmp_path / "$HOME" / "x").touch()  # from earlier versions, or with that real name
+    (tmp_path / "$HOME" / "x").touch()  # left by an earlier version, or really called that
     parse_experiment(content, "x.yaml", [f"{key}=$HOME/x"])
 
 
-def test_a_section_that_was_empty_is_reported_by_its_keys_alone() -> None:
+def test_a_formerly_empty_section_is_reported_only_by_its_keys() -> None:
     assert changed({"a": {}, "b": 1}, {"a": {"c": 2}, "b": 1}) == ["a.c: (not given) -> 2"]
     assert changed({"a": [1]}, {"a": []}) == ["a.0: 1 -> (not given)"]
     assert changed({"a": {}, "b": 1}, {"b": 1}) == ["a: {} -> (not given)"]
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("training.recompute.encoder=0", "input should be greater than or equal to 1 or 'segments' or null, not 0"),
         ("training.recompute.encoder=often", "input should be a valid integer or 'segments' or null, not 'often'"),
@@ -304,9 +304,9 @@ def test_a_section_that_was_empty_is_reported_by_its_keys_alone() -> None:
         ("training.loss.alignment={head: most}", "input should be a valid integer or 'mean', not 'most'"),
     ],
 )
-def test_a_value_of_several_types_gets_one_sentence(override: str, said: str) -> None:
+def test_a_value_of_several_types_gets_one_sentence(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_experiment(recipe_text("demo"), "my.yaml", [override])
     (problem,) = error.value.problems
     assert "literal" not in problem.key
-    assert str(problem).endswith(said)
+    assert str(problem).endswith(message)

@@ -31,8 +31,8 @@ UNSEEN = "not described in the text at hand"
 COMMAND = re.compile(r"ziggurat [a-z]+( .+)?|python -m [a-z_.]+( .+)?")
 
 Shown = dict[str, int] | tuple[str, ...] | str
-"""Shown stands for a table or figure: headings of recipes' rows, with their number; figures of `ziggurat report`; a
-command; or UNSEEN.
+"""Shown is what stands for a table or figure: headings of recipes' rows, with their number; figures of `ziggurat
+report`; a command; or UNSEEN.
 """
 
 EXHIBITS: dict[str, dict[str, Shown]] = {
@@ -65,7 +65,7 @@ EXHIBITS: dict[str, dict[str, Shown]] = {
         "figure 4": ("transparent-weights",),
     },
     "admin": {
-        # Their numbers are not in the text that we have.
+        # The text that we have does not give their numbers.
         "tables": {
             "WMT14 En-Fr": 5,
             "WMT14 En-De": 5,
@@ -99,7 +99,7 @@ ELSEWHERE: dict[str, dict[str, int]] = {
     "admin": {"Pages of the code (WMT14 En-De)": 2},
     "sdt": {},
 }
-"""ELSEWHERE are rows that are in no table or figure: from the text, from the code's pages, and our own."""
+"""ELSEWHERE are rows that come from no table or figure but from the text or the code's pages, or are our own."""
 
 PATTERN = re.compile(
     r"(?P<key>[a-z]+(-init)?)-(iwslt-)?(?P<source>[a-z]{2})-(?P<target>[a-z]{2})(-(small|large))?"
@@ -153,11 +153,11 @@ def test_names_are_unique_and_every_fragment_is_used() -> None:
 
 
 @pytest.mark.parametrize("key", paper_keys())
-def test_recipes_are_what_their_names_say_and_read_back(key: str) -> None:
+def test_recipes_match_their_names_and_read_back(key: str) -> None:
     for number, name in enumerate(paper_recipes(key)):
         try:
             check_name(name, key)
-            if number % 8 == 0:  # all of them take seconds
+            if number % 8 == 0:  # checking all of them takes seconds
                 assert parse_experiment(dump(load_once(name)), "again") == load_once(name)
         except AssertionError as error:
             error.add_note(f"recipe: {name}")
@@ -199,7 +199,7 @@ def check_name(name: str, key: str) -> None:
             assert bool(re.search(rf"{word}(-|$)", tail)) == methods[word], word
 
 
-def test_stages_of_growth_save_what_the_paper_says_or_the_row_says_why_not() -> None:
+def test_stages_of_growth_save_as_much_as_in_the_paper_or_have_a_reason() -> None:
     told = 0
     for name, recipe in all_recipes().items():
         if (growth := load_once(name).training.growth) is None:
@@ -308,12 +308,12 @@ HYPER_PARAMETERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", HYPER_PARAMETERS)
-def test_hyper_parameters_are_those_of_the_paper(name: str) -> None:
+def test_hyper_parameters_match_the_paper(name: str) -> None:
     found = values(name)
     assert {key: found[key] for key in HYPER_PARAMETERS[name]} == HYPER_PARAMETERS[name]
 
 
-def test_peak_rates_are_those_that_the_schedules_give() -> None:
+def test_peak_rates_match_the_schedules() -> None:
     """Noam's peak is factor / sqrt(d_model * warm-up); the figures are of Zhang et al. 2019 and Bapna et al. 2018."""
     names = {
         "ds-init-en-de-base-6-6": 6.99e-4,
@@ -328,13 +328,13 @@ def test_peak_rates_are_those_that_the_schedules_give() -> None:
         )
 
 
-def test_a_paper_recipe_takes_overrides_and_says_where_they_are_wrong() -> None:
+def test_a_paper_recipe_takes_overrides_and_reports_wrong_ones() -> None:
     assert load_named("admin-en-fr-base-60-12-admin", ["model.encoder.layers=36"]).model.encoder.layers == 36
     with pytest.raises(ConfigError, match=r"command line: unknown key `model\.encoder\.layer`"):
         load_named("admin-en-fr-base-60-12-admin", ["model.encoder.layer=36"])
 
 
-def test_an_unknown_name_gets_the_nearest_ones() -> None:
+def test_an_unknown_name_gets_the_nearest_names() -> None:
     assert find_paper_recipe("admin-en-fr-base-60-12") is None
     with pytest.raises(ConfigError, match="did you mean `admin-en-fr-base-60-12-p"):
         recipe_text("admin-en-fr-base-60-12")

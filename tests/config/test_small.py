@@ -1,6 +1,4 @@
-"""Small versions of the papers' recipes: the method stays, sizes and lengths follow their rules, and every one
-trains.
-"""
+"""Small versions of the papers' recipes: the method stays, sizes and lengths follow the rules, and all train."""
 
 from __future__ import annotations
 
@@ -65,59 +63,59 @@ def small(name: str) -> Experiment:
 
 
 @pytest.mark.parametrize("key", paper_keys())
-def test_every_setting_but_the_scaled_ones_is_the_papers(key: str) -> None:
+def test_only_scaled_settings_differ_from_the_paper(key: str) -> None:
     for name in paper_recipes(key):
-        full, made = (dict(flat(load_once(one).model_dump(mode="json"))) for one in (name, f"{name}{SUFFIX}"))
+        full, scaled = (dict(flat(load_once(one).model_dump(mode="json"))) for one in (name, f"{name}{SUFFIX}"))
         stages = "training.growth.stages"
-        assert full.keys() == made.keys(), name
-        changed = {path for path in full if full[path] != made[path] and path not in SCALED}
+        assert full.keys() == scaled.keys(), name
+        changed = {path for path in full if full[path] != scaled[path] and path not in SCALED}
         assert changed <= {stages}, name
         if stages in changed:
-            depths = [[(s["layers"], s["decoder_layers"]) for s in one[stages]] for one in (full, made)]
+            depths = [[(s["layers"], s["decoder_layers"]) for s in one[stages]] for one in (full, scaled)]
             assert depths[0] == depths[1], name
 
 
 @pytest.mark.parametrize("key", paper_keys())
-def test_the_highest_rate_is_the_papers_or_half_of_it_at_a_quarter_of_the_width(key: str) -> None:
+def test_the_highest_rate_is_the_papers_or_half_of_it_for_a_quarter_of_the_width(key: str) -> None:
     for name in paper_recipes(key):
-        full, made = load_once(name), small(name)
+        full, scaled = load_once(name), small(name)
         peaks = [
             learning_rate(
                 one.training.schedule, peak_update(one.training.schedule), d_model=one.model.d_model, last_update=10**6
             )
-            for one in (full, made)
+            for one in (full, scaled)
         ]
-        narrower = full.model.d_model / made.model.d_model
+        narrower = full.model.d_model / scaled.model.d_model
         halved = full.training.schedule.kind == "noam" and full.model.decoder.layers > 12
         assert peaks[1] == pytest.approx(peaks[0] / (2 if halved else 1), rel=1e-3), name
-        assert full.model.encoder_width / made.model.encoder_width == narrower == 4
-        assert full.model.heads / made.model.heads == full.model.encoder_heads / made.model.encoder_heads == 2, name
-        assert made.model.d_model % made.model.heads == made.model.encoder_width % made.model.encoder_heads == 0
-        if made.model.family != "rnmt":
-            assert made.model.d_ff / made.model.d_model == full.model.d_ff / full.model.d_model, name
-        assert 0.9 < peak_update(made.training.schedule) / ((made.training.stop.updates or 0) / 5) <= 1, name
+        assert full.model.encoder_width / scaled.model.encoder_width == narrower == 4
+        assert full.model.heads / scaled.model.heads == full.model.encoder_heads / scaled.model.encoder_heads == 2, name
+        assert scaled.model.d_model % scaled.model.heads == scaled.model.encoder_width % scaled.model.encoder_heads == 0
+        if scaled.model.family != "rnmt":
+            assert scaled.model.d_ff / scaled.model.d_model == full.model.d_ff / full.model.d_model, name
+        assert 0.9 < peak_update(scaled.training.schedule) / ((scaled.training.stop.updates or 0) / 5) <= 1, name
 
 
 def test_growth_keeps_its_shares_of_training() -> None:
     growing = [name for name in NAMES if load_once(name).training.growth is not None]
     assert growing
     for name in growing:
-        full, made = load_once(name).training, small(name).training
+        full, scaled = load_once(name).training, small(name).training
         assert full.growth is not None
-        assert made.growth is not None
+        assert scaled.growth is not None
         ends = [
             [(stage.updates or 0) / (training.stop.updates or 0) for stage in growth.stages]
-            for training, growth in ((full, full.growth), (made, made.growth))
+            for training, growth in ((full, full.growth), (scaled, scaled.growth))
         ]
         assert ends[1] == pytest.approx(ends[0], abs=1e-3), name
         assert min(ends[0]) > 0, name
 
 
-def test_the_rules_stand_in_the_file_where_they_changed_something() -> None:
+def test_the_file_states_the_rules_that_changed_something() -> None:
     growing, noam = (_comments(name) for name in ("sdt-en-de-base-48-6-rpr-sdt", "ds-init-en-de-base-6-6"))
     for reason, _ in RULES:
         assert reason in growing or reason in noam
-    # The rules for growth and precision concern one of these two, that for noam the other.
+    # The rules for growth and precision affect one of these two recipes, the rule for noam the other.
     assert [reason in growing for reason, _ in RULES].count(False) == 1
     assert [reason in noam for reason, _ in RULES].count(False) == 2
 

@@ -17,15 +17,15 @@ MARKS: Letters = ("".join(map(chr, range(0x10428, 0x1043C))), "".join(map(chr, r
 """MARKS are the letters of source and target words: small ones of the Deseret alphabet, which noise never has."""
 
 KEYS: Letters = ("qetuxn", "äöüßøå")
-"""KEYS are letters for typing errors: no key is next to another, and none looks like another."""
+"""KEYS are letters for typing errors: no two of them are neighbours on a keyboard or look alike."""
 
 ENDS = ("", ".", "?", "!", "...")
 
 
 def marked_pair(rng: Random, letters: Letters = MARKS, most: int = 6, shortest: int = 1) -> EditablePair:
-    """Return a pair of up to `most` words per side with random links, which may be none, one to one or many to many.
+    """Return a pair of up to `most` words per side with random links: none, one to one or many to many.
 
-    Marked letters are also treated as a script without blanks; keys are not.
+    Marked letters count as a script without blanks, too; keys do not.
     """
     texts, spans = [], []
     separators = (" ", " ", ", ", "") if letters is not KEYS else (" ", " ", ", ")
@@ -51,7 +51,7 @@ def _known(text: str, letters: str) -> list[str]:
 
 
 def check(before: EditablePair, after: EditablePair, letters: Letters = MARKS) -> None:
-    """Assert that `after` has each link of `before`, if something is left of both its words, and no others.
+    """Assert that `after` has exactly the links of `before` whose words have something left on both sides.
 
     Further links in `after` must join text that is the same on both sides (copies and hints), or belong to a word whose
     translation is replaced by a hint.

@@ -1,4 +1,4 @@
-"""Numbers, marks and addresses that both sides of a pair must have."""
+"""Numbers, marks and addresses that must be on both sides of a pair."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ziggurat.data.cleaning.filters import (
         ("1\u202f234", ["1234"]),
         ("3,5 Grad", ["3", "5"]),
         ("1,23,4", ["1", "23", "4"]),  # not a group of three
-        ("12345,678", ["12345", "678"]),  # no separators of thousands before
+        ("12345,678", ["12345", "678"]),  # no thousands separator before it
         ("١٢٣٤ 一二 ２０", ["1234", "20"]),
         ("000 und 007", ["0", "7"]),
         ("kein Wort", []),
@@ -98,12 +98,12 @@ def test_share_of_numbers_by_its_definition(first: list[int], second: list[int])
         ("Πώς σε λένε;", "What is your name.", 2),
     ],
 )
-def test_marks_without_their_like(source: str, target: str, unmatched: int) -> None:
+def test_marks_without_a_counterpart(source: str, target: str, unmatched: int) -> None:
     assert unmatched_marks(source, target) == unmatched
     assert unmatched_marks(target, source) == unmatched
 
 
-def test_marks_of_different_sorts_are_not_a_match() -> None:
+def test_marks_of_different_sorts_do_not_match() -> None:
     sorts = [".。", "?？", "!！", ":：", "…", '"“', "([）"]
     for first, second in product(sorts, sorts):
         for mark, other in product(first, second):
@@ -111,12 +111,12 @@ def test_marks_of_different_sorts_are_not_a_match() -> None:
 
 
 @given(st.text("ab@.-_ é", max_size=30))
-def test_email_addresses_are_what_the_plain_pattern_finds(text: str) -> None:
+def test_email_addresses_are_those_the_plain_pattern_finds(text: str) -> None:
     plain = regex.findall(r"[\p{L}\p{N}._%+-]+@[\p{L}\p{N}-]+(?:\.[\p{L}\p{N}-]+)+", text)
     assert email_addresses(text) == Counter(found.lower() for found in plain)
 
 
-def test_a_long_word_takes_no_time_with_its_square() -> None:
+def test_a_long_word_takes_no_quadratic_time() -> None:
     assert not email_addresses("a" * 1_000_000 + "@")
 
 

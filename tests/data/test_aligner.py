@@ -40,11 +40,11 @@ def test_pairs_that_are_too_long_have_no_links(aligner: Aligner) -> None:
     assert aligner.align([long, "Madona."], ["Madona.", "Madona."]) == [set(), {(0, 0), (1, 1)}]
 
 
-def test_unknown_words_are_aligned_by_their_place(aligner: Aligner) -> None:
+def test_unknown_words_are_aligned_by_position(aligner: Aligner) -> None:
     assert aligner.align(["xxx yyy zzz"], ["XXX YYY ZZZ"]) == [{(0, 0), (1, 1), (2, 2)}]
 
 
-def test_a_kept_aligner_aligns_alike(aligner: Aligner, pairs: list[AlignedPair], tmp_path: Path) -> None:
+def test_a_stored_aligner_gives_the_same_links(aligner: Aligner, pairs: list[AlignedPair], tmp_path: Path) -> None:
     path = tmp_path / "model"
     path.write_bytes(aligner.content())
     kept = read_aligner(path)
@@ -102,13 +102,13 @@ def test_the_verb_writes_a_line_for_each_pair(pairs: list[AlignedPair], ziggurat
     assert len(union.out) > len(again.out)
 
 
-def test_the_verb_says_what_is_wrong(ziggurat: Ziggurat, tmp_path: Path) -> None:
+def test_the_verb_reports_what_is_wrong(ziggurat: Ziggurat, tmp_path: Path) -> None:
     source, target = tmp_path / "a", tmp_path / "b"
     source.write_text("a\nb\n")
     target.write_text("a\n")
     empty = tmp_path / "empty"
     empty.write_text("\n\n")
-    for arguments, said in (
+    for arguments, message in (
         ((source, target), "not aligned"),
         ((source, empty), "no pair to train"),
         ((source, source, "--input-model", target, "--null", "0.1"), "`--null` is for training"),
@@ -118,6 +118,6 @@ def test_the_verb_says_what_is_wrong(ziggurat: Ziggurat, tmp_path: Path) -> None
     ):
         out = () if "--json" in arguments or "-o" in arguments else ("-o", tmp_path / "out")
         done = ziggurat("align", *arguments, *out)
-        assert (done.status, said in done.err) == (2, True), done.err
+        assert (done.status, message in done.err) == (2, True), done.err
         assert not (tmp_path / "out").exists()
     assert source.read_text() == "a\nb\n"

@@ -42,7 +42,7 @@ Said = list[tuple[str, int]]  # High Babel words, each with the position of the 
 
 @dataclass
 class NounPhrase:
-    """Positions in the source; `gender` and `plural` are known once the field of the clause is."""
+    """Positions in the source; `gender` and `plural` are known once the clause is."""
 
     positions: list[int] = field(default_factory=list)
     owner: NounPhrase | None = None
@@ -255,7 +255,7 @@ def test_order_alone_changes_the_translation(pairs: list[tuple[str, str]]) -> No
     for low, high in pairs:
         translations[tuple(sorted(re.findall(r"\w+|[,.?]", low.lower())))].add(high)
     assert any(len(found) > 1 for found in translations.values())
-    # Few occur by chance, but a subject and an object on either side of the verb can always be swapped.
+    # Few such pairs occur by chance, but a subject and an object on either side of the verb can always be swapped.
     swapped = 0
     for low, high in pairs[:3000]:
         reader = Reader(low)
@@ -288,7 +288,7 @@ def test_meaning_depends_on_words_far_away(pairs: list[tuple[str, str]]) -> None
 
 
 def test_no_word_by_word_translation_comes_near(pairs: list[tuple[str, str]]) -> None:
-    """Dictionaries with perfect alignment: the most frequent translation, and even the right one, in source order."""
+    """Word by word in source order, with a dictionary's most frequent translations or even the right ones."""
 
     def by_position(low: str) -> tuple[list[str], dict[int, str]]:
         reader = Reader(low)
@@ -313,7 +313,7 @@ def test_no_word_by_word_translation_comes_near(pairs: list[tuple[str, str]]) ->
     assert sacrebleu.corpus_bleu(right, [references]).score < 50
 
 
-def test_splits_are_disjoint_and_whole(tmp_path: Path) -> None:
+def test_splits_are_disjoint_and_complete(tmp_path: Path) -> None:
     paths = write_corpus(tmp_path / "new" / "babel", train=3000, dev=200, test=300, seed=5)
     sides = {split: [path.read_text("utf-8").splitlines() for path in both] for split, both in paths.items()}
     assert {split: len(both[0]) for split, both in sides.items()} == {"train": 3000, "dev": 200, "test": 300}
@@ -328,7 +328,7 @@ def test_splits_are_disjoint_and_whole(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_short_sentences_of_train_never_reach_test(tmp_path: Path) -> None:
-    """Without the check some of this many short sentences would be in both."""
+    """Without the check, some of these many short sentences would be in both."""
     paths = write_corpus(tmp_path, train=20_000, dev=2000, test=2000, seed=1)
     train, dev, test = (set(paths[split][0].read_text("utf-8").splitlines()) for split in ("train", "dev", "test"))
     assert not train & dev
@@ -338,7 +338,7 @@ def test_short_sentences_of_train_never_reach_test(tmp_path: Path) -> None:
     assert set(stream[:4000]) & set(stream[4000:])
 
 
-def test_refuses_a_folder_that_cannot_be(tmp_path: Path) -> None:
+def test_refuses_an_impossible_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"cannot write the embedded corpus .*file.*another folder"):
         write_corpus(tmp_path / "file", train=1, dev=1, test=1)

@@ -75,8 +75,8 @@ def test_pairs_are_sorted_by_the_longer_side_then_by_the_difference_in_turns(lon
     assert np.concatenate(batches).tolist() == sorted(range(3000), key=key)
 
 
-def test_planning_takes_few_bytes_a_pair() -> None:
-    """Every process of a run plans the whole epoch: docs/scaling.md has the figure."""
+def test_planning_takes_few_bytes_per_pair() -> None:
+    """Every process of a run plans the whole epoch; docs/scaling.md has the figure."""
     count = 200_000
     source, target = np.random.default_rng(0).integers(1, 250, (2, count)).astype(np.int32)
     indices = np.arange(count)
@@ -116,7 +116,7 @@ def test_lengths_in_sixteen_bits_do_not_wrap() -> None:
     assert len(sorted_batches(source, source, max_tokens=65_536)) == 2
 
 
-def test_too_long_pair_is_named_with_the_cure() -> None:
+def test_a_pair_that_is_too_long_is_named_with_the_way_out() -> None:
     source, target = np.array([5, 9, 80, 7], np.int32), np.array([5, 120, 20, 8], np.int32)
     check_fits(source, target, max_tokens=121)
     message = r"1 of 4 .*max_tokens = 120.*pair 1 .*9 source and 120 target.*121 or more.*data\.filters\.max_pieces"
@@ -126,11 +126,11 @@ def test_too_long_pair_is_named_with_the_cure() -> None:
         check_fits(source, target, max_tokens=127, length_multiple=8)
     with pytest.raises(DataError, match="pair 1 "):
         make_batches(np.arange(4), source, target, max_tokens=100, seed=1, epoch=0)
-    # A long pair that is not drawn does no harm.
+    # A long pair that is never drawn does no harm.
     assert len(make_batches(np.array([0, 3]), source, target, max_tokens=100, seed=1, epoch=0)) == 1
 
 
-def test_nothing_gives_no_batch() -> None:
+def test_no_pairs_give_no_batch() -> None:
     nothing = np.zeros(0, np.int32)
     check_fits(nothing, nothing, max_tokens=1)
     assert sorted_batches(nothing, nothing, max_tokens=1) == []
@@ -153,7 +153,7 @@ def test_little_padding_on_multi30k(shared_data: Path, max_tokens: int, limit: f
     assert filled > 0.95
 
 
-def test_a_budget_beyond_all_pairs_takes_no_memory_of_its_own() -> None:
+def test_a_budget_larger_than_the_corpus_takes_no_extra_memory() -> None:
     lengths = np.full(10, 5, np.int32)
     assert [len(batch) for batch in sorted_batches(lengths, lengths, max_tokens=1 << 60)] == [10]
     assert [len(batch) for batch in sorted_batches(lengths, lengths, max_tokens=1 << 60, max_sentences=4)] == [4, 4, 2]
@@ -175,7 +175,7 @@ def test_a_length_multiple_bounds_the_shapes() -> None:
     assert all(s % 8 == t % 8 == 0 for s, t in widths(8))
 
 
-# ---- which pairs an epoch holds
+# ---- the pairs of an epoch
 
 
 @given(st.integers(1, 300), st.integers(0, 2**31), st.integers(0, 50))
@@ -208,7 +208,7 @@ def test_draws_are_even_and_shares_follow_the_formula(
         of_corpus = counts[corpora == corpus]
         assert of_corpus.max() - of_corpus.min() <= 1
         quota = of_corpus.sum() / epochs
-        # Rounded to whole pairs; a corpus that would get none takes one from the largest.
+        # Rounded to whole pairs; a corpus that would get none takes one from the largest corpus.
         assert abs(quota - shares[corpus]) <= 1 + len(sizes) * (shares.min(where=np.array(sizes) > 0, initial=9) < 1)
 
 
@@ -221,9 +221,7 @@ def test_draws_are_even_and_shares_follow_the_formula(
 def test_every_corpus_has_a_pair_in_an_epoch_of_the_right_size(
     corpora: list[tuple[int, float]], temperature: float
 ) -> None:
-    """With many small corpora, those that get at least one pair take many from the others, from none more than it
-    has.
-    """
+    """Giving each of many small corpora a pair takes many from the others, but from none more than it has."""
     sizes, weights = zip(*corpora, strict=True)
     numbers = np.repeat(np.arange(len(sizes)), sizes)
     drawn = np.bincount(numbers[epoch_indices(numbers, weights, temperature, 7, 0)], minlength=len(sizes))

@@ -21,7 +21,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(" \t\r
 
 @given(st.lists(TEXT, max_size=8), st.sampled_from(["none", "nfc", "nfkc"]))
 def test_normalise_equals_its_definition_and_is_idempotent(texts: list[str], form: UnicodeForm) -> None:
-    """The whole-list shortcut must agree with the plain definition, one text at a time."""
+    """The shortcut for whole lists must agree with the plain definition, applied to one text at a time."""
 
     def plain(text: str) -> str:
         text = text.replace("\n", " ")
@@ -35,7 +35,7 @@ def test_normalise_equals_its_definition_and_is_idempotent(texts: list[str], for
 @pytest.mark.parametrize(
     "texts", [["a ", "b"], ["a", " b"], [" a", "b"], ["a", "b "], ["a  b"], ["a\tb"], ["a\rb"], [" "]]
 )
-def test_each_spare_blank_is_found_alone(texts: list[str]) -> None:
+def test_each_kind_of_extra_blank_is_found(texts: list[str]) -> None:
     """The shortcut looks for every kind of extra blank; each must be enough by itself."""
     assert normalise(texts, "none") == [" ".join(text.split()) for text in texts]
 
@@ -55,7 +55,7 @@ def test_other_white_space_is_text() -> None:
         ("\u00a0\u3000", "b", True),
         ("\u200b", "b", True),
         ("b", "\ufeff \u3000\u200f", True),
-        ("\0", "b", False),  # which `nul` counts
+        ("\0", "b", False),  # `nul` counts it
         ("\u200bb", "b", False),
     ],
 )
@@ -71,7 +71,7 @@ INVISIBLE = (
 
 
 @given(st.text(st.sampled_from(INVISIBLE), max_size=12), st.characters(categories=["L", "N", "P", "Sm", "Sc"]))
-def test_invisible_text_is_blank_whatever_it_is_made_of(blank: str, seen: str) -> None:
+def test_invisible_text_is_blank_whatever_characters_it_has(blank: str, seen: str) -> None:
     assert is_blank(blank)
     assert clean.empty(["a", blank], [blank, "a"]).all()
     if seen not in INVISIBLE:
@@ -86,8 +86,8 @@ def test_pairs_with_an_invisible_side_are_counted_as_empty() -> None:
         assert (left, right, counts) == (["a"], ["b"], {"empty": 10})
 
 
-def test_what_shows_something_is_text() -> None:
-    """Joiners form emoji and Persian words; Arabic number signs and a lone accent are visible."""
+def test_visible_characters_are_text() -> None:
+    """Joiners are part of emoji and Persian words; Arabic number signs and a lone accent are visible."""
     shown = [
         "\u200d👩\u200d💻",
         "❤️",
@@ -120,7 +120,7 @@ def test_too_long_counts_characters_of_the_longer_side() -> None:
 
 
 @given(st.lists(st.tuples(st.text("ab \u3000", max_size=12), st.text("ab \u3000", max_size=12))), st.integers(1, 4))
-def test_too_many_words_counts_what_white_space_separates(pairs: list[tuple[str, str]], limit: int) -> None:
+def test_too_many_words_counts_words_separated_by_white_space(pairs: list[tuple[str, str]], limit: int) -> None:
     def words(text: str) -> int:
         return sum(a != " " and b == " " for a, b in pairwise(text.replace("\u3000", " ") + " ")) if text else 0
 
@@ -158,7 +158,7 @@ def test_hash_set_equals_a_set(blocks: list[list[int]]) -> None:
     known: set[int] = set()
     hashes = clean.HashSet()
     for block in blocks:
-        # Near 0, near the largest, and everywhere.
+        # Hashes near 0, near the largest, and in between.
         as_hashes = [(value, (1 << 64) - 1 - value, value << 58)[value % 3] for value in block]
         seen = hashes.add(np.array(as_hashes, np.uint64))
         expected = []
@@ -169,7 +169,7 @@ def test_hash_set_equals_a_set(blocks: list[list[int]]) -> None:
         assert len(hashes) == len(known)
 
 
-def test_a_hash_is_looked_for_in_few_places_however_many_there_are() -> None:
+def test_looking_up_a_hash_takes_few_steps_however_many_there_are() -> None:
     hashes, generator = clean.HashSet(), np.random.default_rng(0)
     for _ in range(200):
         hashes.add(generator.integers(0, 1 << 64, 500, dtype=np.uint64))

@@ -1,4 +1,4 @@
-"""Cleaning by `prepare`: every filter alone and per corpus, examples, held-out sets, equal stores every time."""
+"""Cleaning by `prepare`: every filter alone and per corpus, examples, held-out sets, and the same store every time."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_each_filter_drops_and_shows_what_it_dropped(corpora: Corpora) -> None:
     assert corpora.examples() == [{reason: [list(pair)] for reason, pair in sorted(wrong.items())}]
 
 
-def test_filters_of_a_corpus_in_place_of_those_of_all(corpora: Corpora) -> None:
+def test_filters_of_a_corpus_replace_those_of_all_corpora(corpora: Corpora) -> None:
     pairs = [("Der Hund", "The dog sleeps at the door"), ("Haus", "Haus"), ("Der Hund", "The dog sleeps at the door")]
     corpora.add("train", pairs)
     corpora.add("train", pairs, filters={"identical": False, "max_length_ratio": None, "duplicates": False})
@@ -136,7 +136,7 @@ def test_limits_by_corpus_also_after_segmentation(corpora: Corpora) -> None:
         ({"train": [{"scores": [{"min": 1}]}]}, r"give `path`, a file with the scores, or `column`"),
     ],
 )
-def test_what_filters_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_impossible_filters_are_refused(settings: dict[str, Any], message: str) -> None:
     for corpus in [*settings["train"], *settings.get("dev", [])]:
         corpus.update(source="a", target="b")
     with pytest.raises(ValidationError, match=message):
@@ -178,12 +178,12 @@ def test_held_out_pairs_can_be_dropped(corpora: Corpora, how: str, left: int) ->
     report = corpora.prepare()
     assert report.kept == left
     assert report.dropped == ({} if how == "keep" else {"held_out": 3 - left})
-    said = " ".join(report.notices)
+    messages = " ".join(report.notices)
     of_set = "4 sentences of data.dev.0 (dev0.de), sources and targets together,"
-    assert (f"3 of {of_set} are in training pairs" in said) == (how == "keep")
+    assert (f"3 of {of_set} are in training pairs" in messages) == (how == "keep")
     left = f"CONTAMINATION: 1 training pairs have one side among the {of_set} and stay"
-    assert (left in said) == (how == "pairs")
-    assert ("CONTAMINATION" in said) == (how != "sides")
+    assert (left in messages) == (how == "pairs")
+    assert ("CONTAMINATION" in messages) == (how != "sides")
 
 
 @pytest.mark.parametrize("languages", [("en", "de"), ("de", "en"), ("en-GB", "deu")])
@@ -227,7 +227,7 @@ def test_mended_text_is_counted_and_has_no_links(corpora: Corpora) -> None:
     assert (report.corpora[0].repaired, report.corpora[0].aligned) == (2, 1)
 
 
-def test_scores_of_others_are_read_along(corpora: Corpora) -> None:
+def test_scores_of_other_tools_are_read_next_to_the_text(corpora: Corpora) -> None:
     pairs = babel(30)
     (corpora.folder / "scores").write_text("".join(f"{number % 3 / 2}\n" for number in range(30)))
     corpora.add("train", pairs, scores=[{"path": str(corpora.folder / "scores"), "min": 0.5}])
@@ -298,7 +298,7 @@ KEYS = st.lists(st.integers(0, 30), max_size=20)
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), KEYS), max_size=6), st.integers(0, 6))
-def test_examples_are_those_of_the_smallest_hashes_however_they_are_joined(
+def test_examples_have_the_smallest_hashes_however_parts_are_merged(
     seen: list[tuple[str, list[int]]], cut: int
 ) -> None:
     parts = Examples(), Examples()

@@ -43,7 +43,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("has_text", [True, False])
 def test_table_gives_back_what_was_written(tmp_path: Path, has_text: bool) -> None:
-    """This covers several batches and shards, in any order, with repeats."""
+    """Several batches and shards, in any order, with repeats."""
     generator = np.random.default_rng(7)
     writer = TableWriter(tmp_path, "train", has_text=has_text, shard_pairs=50)
     sources, targets, numbers = [], [], []
@@ -133,7 +133,7 @@ def test_verify_finds_a_flipped_bit(store: Path) -> None:
         Store.open(store).verify()
 
 
-def test_what_is_not_whole_is_refused(store: Path, tmp_path: Path) -> None:
+def test_an_incomplete_store_is_refused(store: Path, tmp_path: Path) -> None:
     for name in sorted(path.name for path in store.iterdir() if path.name != "manifest.json"):
         content = (store / name).read_bytes()
         (store / name).write_bytes(content[:-1])

@@ -1,4 +1,4 @@
-"""Marks that file formats and other programs leave in text."""
+"""Characters that file formats and other programs leave in text."""
 
 from __future__ import annotations
 
@@ -124,5 +124,5 @@ def test_quotation_marks_around_most_lines() -> None:
     "text", ["&" * 50_000, '"' * 50_001, "\\" * 50_000, "Ã" * 50_000, "& " * 25_000, "РС" * 25_000]
 )
 def test_hostile_text_hangs_nothing(text: str) -> None:
-    """By the square each of these would take minutes."""
+    """In quadratic time each of these would take minutes."""
     assert all(mark for _, _, mark in marks_of([text]))

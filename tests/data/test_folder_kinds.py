@@ -1,4 +1,4 @@
-"""A folder in place of another kind is recognised for what it is."""
+"""A folder of the wrong kind is recognised, and the message says what it is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ziggurat.system.files import folder_kind
 
 
 def filled(folder: Path, **files: object) -> Path:
-    """Make a folder with these files; `_` stands for the dot before a suffix, text and objects for content."""
+    """Make a folder of files: `_` in a name stands for the dot before the suffix, and values are their content."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         file = folder / ".".join(name.rsplit("_", 1))
@@ -55,7 +55,7 @@ def test_an_export_without_its_config_is_written_again_and_not_imported(tmp_path
     assert "made from runs/a" in str(caught.value)
 
 
-def test_what_others_wrote(tmp_path: Path) -> None:
+def test_folders_of_other_programs(tmp_path: Path) -> None:
     hub = filled(tmp_path / "hub", config_json={"model_type": "marian"}, model_safetensors="")
     with pytest.raises(CheckpointError, match="a directory of transformers; `ziggurat import"):
         locate_weights(hub)
@@ -63,7 +63,7 @@ def test_what_others_wrote(tmp_path: Path) -> None:
     assert f"`ziggurat translate {other}` translates" in str(folder_kind(other))
 
 
-def test_runs_and_stores_are_told_apart(tmp_path: Path) -> None:
+def test_runs_and_stores_are_distinguished(tmp_path: Path) -> None:
     store = filled(tmp_path / "store", manifest_json={"tables": {}, "prepared_from": {}})
     run = filled(tmp_path / "runs" / "a", config_yaml="")
     filled(run / "checkpoints" / "step-00000001", model_safetensors="")
@@ -104,7 +104,7 @@ def test_a_pipeline_and_its_steps_name_the_models_in_them(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{", '{"target": 1}', '{"target": "other", "model": 2}'])
-def test_what_is_not_known_has_no_name(content: str, tmp_path: Path) -> None:
+def test_unknown_folders_have_no_kind(content: str, tmp_path: Path) -> None:
     assert folder_kind(filled(tmp_path / "x", export_json=content, manifest_json=content)) is None
     with pytest.raises(CheckpointError, match="neither a run"):
         locate_weights(tmp_path / "x")

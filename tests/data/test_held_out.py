@@ -82,8 +82,8 @@ def test_the_files_of_a_test_set_are_one_set_for_whole_pairs() -> None:
     assert held_out.overlaps() == {"test.de": Overlap(2, 2, 1, 2), "test.en": Overlap(2, 2, 1, 2)}
 
 
-def test_sets_are_looked_into_for_few_pairs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many sets there are, most pairs of a corpus have no sentence from any."""
+def test_few_pairs_are_looked_up_in_each_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many sets there are, most pairs of a corpus have no sentence from any of them."""
     held_out = HeldOut()
     for number in range(50):
         held_out.add_pairs(f"set {number}", [([f"satz {number}"], [f"line {number}"])])

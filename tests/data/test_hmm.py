@@ -107,7 +107,7 @@ def test_unseen_pairs_of_words_share_one_entry() -> None:
 
 
 def test_an_iteration_counts_what_plain_loops_count() -> None:
-    """One iteration of expectation maximisation on a corpus of unequal lengths, including an empty side."""
+    """One iteration of expectation maximisation on sentences of unequal lengths, one with an empty side."""
     sources = [np.array(s, np.int32) for s in ([0, 1], [1], [], [0, 1], [2, 0])]
     targets = [np.array(t, np.int32) for t in ([1, 0, 1], [2], [1], [2], [])]
     keys, jumps = np.arange(12), drawn_jumps()
@@ -143,7 +143,7 @@ def test_every_pair_with_words_is_in_one_batch() -> None:
     assert sorted(seen) == [n for n in range(40) if n % 4 and n % 7]
 
 
-def test_words_get_the_translation_that_they_always_occur_with() -> None:
+def test_words_are_translated_by_the_word_they_always_occur_with() -> None:
     sources, targets = [], []
     for _ in range(200):
         words = DRAW.integers(0, 20, DRAW.integers(1, 6)).astype(np.int32)

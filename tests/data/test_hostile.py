@@ -80,7 +80,7 @@ CASES: dict[str, Accepted | Refused] = {
     "35-unseen-script": Accepted(4),
 }
 
-# Filters that the table merely allows; without them these cases load whole (also checked).
+# Filters that the table allows but does not demand; without them these cases load whole, which is checked, too.
 OPTIONAL_FILTERS: dict[str, dict[str, Any]] = {
     "28-copied-source": {"identical": True},
     "29-length-ratio": {"max_length_ratio": 20.0},
@@ -161,7 +161,7 @@ def test_hostile(shared_data: Path, tmp_path: Path, case: str) -> None:
         decoded = [opened.target.decode(row.tolist()) for row in opened.train.pairs(range(20))[1]]
         assert decoded == raw, "the text must come back unchanged, not only normalised"
     if case == "35-unseen-script":
-        # The case is about translation input: scripts on which the tokenizer was never trained.
+        # This case is input for translation, in scripts on which the tokenizer was never trained.
         other = tmp_path / "other"
         prepare(settings_of(folder, "00-good", other, {}))
         tokenizer = Store.open(other).source

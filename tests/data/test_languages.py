@@ -31,13 +31,13 @@ def test_text_in_another_language_has_no_confidence() -> None:
     assert found[0] > 0.9 > 0.01 > found[1:].max()
 
 
-def test_text_that_says_little_passes() -> None:
+def test_short_text_passes() -> None:
     assert confidences(["", "123 %", "OK", "Oui"], "de", min_letters=4).tolist() == [1.0, 1.0, 1.0, 1.0]
     assert confidences(["Bonjour à tous"], "de", min_letters=12).max() < 1.0  # 12 letters
     assert confidences(["Bonjour à tous"], "de", min_letters=13).tolist() == [1.0]
 
 
-def test_long_text_is_judged_by_its_beginning() -> None:
+def test_only_the_beginning_of_long_text_is_read() -> None:
     text = TEXTS[0] * 40
     assert confidences([text + TEXTS[1] * 200], "de") == confidences([text], "de")
 

@@ -59,7 +59,7 @@ def test_blanks_in_text_without_blanks_change_nothing(name: str, places: list[in
 @given(
     st.lists(st.tuples(*[st.text("ab é,\u00a0ждß\u2019 ", max_size=30)] * 2), max_size=9), st.sampled_from([1.5, 2, 3])
 )
-def test_scripts_with_blanks_are_counted_as_ever(pairs: list[tuple[str, str]], limit: float) -> None:
+def test_scripts_with_blanks_are_counted_as_before(pairs: list[tuple[str, str]], limit: float) -> None:
     def dropped(source: str, target: str) -> bool:
         measures = [(len(source.split()), len(target.split())), (len(source), len(target))]
         fewest = min(measures[0])
@@ -72,7 +72,7 @@ def test_scripts_with_blanks_are_counted_as_ever(pairs: list[tuple[str, str]], l
     assert not has_unspaced(sides[0]).any()
 
 
-def test_words_of_text_without_blanks_go_by_weight() -> None:
+def test_words_of_text_without_blanks_are_estimated_by_weight() -> None:
     for name, (source, target) in PAIRS.items():
         english, other = len(source.split()), int(word_counts([target])[0])
         assert english / 2 <= other <= 2 * english, name
@@ -110,6 +110,6 @@ def test_a_decomposed_text_is_about_as_long(text: str) -> None:
         ("one two three four five six seven eight nine ten one two three four five six seven", "a b c dddddddd", True),
     ],
 )
-def test_few_long_words_may_say_much(source: str, target: str, drop: bool) -> None:
+def test_a_few_long_words_can_match_many_short_ones(source: str, target: str, drop: bool) -> None:
     assert length_ratio([source], [target], limit=4).tolist() == [drop]
     assert length_ratio([target], [source], limit=4).tolist() == [drop]

@@ -50,7 +50,7 @@ def test_model_1_is_that_of_plain_loops(iterations: int) -> None:
         for e, p in zip(row.ids, row.probabilities, strict=True)
     }
     assert found == pytest.approx({pair: p for pair, p in expected.items() if p}, rel=1e-9)
-    assert not len(rows[5].ids)  # in no source
+    assert not len(rows[5].ids)  # occurs in no source
 
 
 def test_counts_of_rare_words_are_the_same_without_a_vector_of_all_words() -> None:
@@ -117,7 +117,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(DataError, match="checksum"):
         read_shortlist(path, SOURCE, TARGET)
-    path.write_bytes(content.replace(b'"checksum"', b'"remark__"'))  # as in files without one
+    path.write_bytes(content.replace(b'"checksum"', b'"remark__"'))  # as in a file without a checksum
     assert read_shortlist(path, SOURCE, TARGET).candidates.tolist() == [[0]] * SOURCE.size
     for wrong in ([[TARGET.size + 1]] * SOURCE.size, [[-1]] * SOURCE.size, [[0]]):
         write_shortlist(path, table(wrong))

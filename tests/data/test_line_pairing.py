@@ -1,4 +1,4 @@
-"""Sides whose lines do not match, and corpora that only look odd."""
+"""Sides whose lines do not belong together, and corpora that only look odd."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINES = 3000
 
 
 def corpus(seed: int, lines: int = LINES, noise: float = 0.25, letters: str = "abcdefgh ") -> tuple[Lines, Lines]:
-    """Return sentences and their translations, of similar length, into a language that shares no words."""
+    """Return sentences and translations of similar length into a language that shares no words with theirs."""
     random = Random(seed)
     lengths = [max(1, int(random.lognormvariate(3.3, 0.5))) for _ in range(lines)]
     targets = [max(1, int(0.6 * length * random.lognormvariate(0, noise))) for length in lengths]
@@ -65,19 +65,19 @@ def test_lines_that_do_not_belong_together(fault: str, letters: str) -> None:
         assert "do not seem to belong together" in found
 
 
-@pytest.mark.parametrize(("lines", "said"), [(1, "1 line early"), (4, "4 lines early"), (-1, "1 line late")])
-def test_shifts_are_named(lines: int, said: str) -> None:
+@pytest.mark.parametrize(("lines", "message"), [(1, "1 line early"), (4, "4 lines early"), (-1, "1 line late")])
+def test_shifts_are_named(lines: int, message: str) -> None:
     source, target = corpus(3)
-    assert said in notices(source, target[lines:] + target[:lines])[0]
+    assert message in notices(source, target[lines:] + target[:lines])[0]
 
 
-def test_the_place_is_where_it_begins() -> None:
+def test_the_first_wrong_line_is_reported() -> None:
     source, target = corpus(4)
     assert "from a.en, line 2,001 on" in notices(source, target[:2000] + target[2001:] + target[:1])[0]
 
 
 @pytest.mark.parametrize("some", [["Copyright notice."], ["x", "y and z"], ["a", "b b", "c c c"]])
-def test_one_text_next_to_many(some: Lines) -> None:
+def test_one_text_paired_with_many(some: Lines) -> None:
     source, target = corpus(5, 600)
     repeated = (some * 600)[:600]
     for pair in ((source, repeated), (repeated, target)):
@@ -89,7 +89,7 @@ def test_one_text_next_to_many(some: Lines) -> None:
 
 @given(st.integers(0, 1000), st.floats(0, 0.4))
 @settings(max_examples=25)
-def test_corpora_that_are_right(seed: int, noise: float) -> None:
+def test_correct_corpora(seed: int, noise: float) -> None:
     source, target = corpus(seed, 1200, noise)
     pairs = list(zip(source, target, strict=True))
     random = Random(seed)
@@ -119,7 +119,7 @@ def test_real_corpora(folder: str, name: str, languages: str, shared_data: Path)
         assert notices(source, fault(target)), "from the beginning"
 
 
-def test_prepare_says_so(tmp_path: Path) -> None:
+def test_prepare_reports_it(tmp_path: Path) -> None:
     source, target = corpus(7, 400)
     paths = tmp_path / "c.en", tmp_path / "c.de"
     for path, lines in zip(paths, (source, target[1:] + target[:1]), strict=True):

@@ -83,7 +83,7 @@ def take(groups: Iterator[Group], count: int) -> list[Group]:
 
 
 def contents(groups: list[Group]) -> list[object]:
-    """Everything in the groups, comparable."""
+    """Everything in the groups, in a form that can be compared."""
     return [
         (
             g.state_after,
@@ -184,7 +184,7 @@ def test_seeds_and_epochs_differ(table: PairTable) -> None:
 
 
 def rows(batch: Batch) -> dict[int, tuple[list[int], list[int]]]:
-    """Pair -> its ids in the batch, without the frame."""
+    """Map each pair to its ids in the batch, without begin- and end-of-sentence."""
     return {
         int(index): (
             batch.source[row][batch.source_mask[row]].tolist()[:-1],
@@ -255,10 +255,10 @@ def test_sampling_without_text_is_refused_at_once(tmp_path: Path) -> None:
         make_loader(table, RegularisationConfig())
 
 
-def test_a_look_at_another_epoch_leaves_the_plan_of_the_batches_to_come_alone(
+def test_looking_at_another_epoch_does_not_change_the_planned_batches(
     table: PairTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trial of the largest batches, in a thread other than the loader's: nothing is planned twice or mixed up."""
+    """A trial of the largest batches runs in another thread than the loader's; nothing is planned twice or mixed up."""
     planned: list[LoaderState] = []
     plan = Loader._plan
     monkeypatch.setattr(Loader, "_plan", lambda self, at: [planned.append(at), plan(self, at)][1])
@@ -290,7 +290,7 @@ def test_table_without_pairs_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("max_tokens", [120, 10])
 def test_fixed_batches_hold_every_pair_once(table: PairTable, max_tokens: int) -> None:
-    """This includes pairs longer than the budget: validation sets are not filtered."""
+    """This includes pairs longer than the budget, because validation sets are not filtered."""
     batch = BatchConfig(max_tokens=max_tokens, max_sentences=6)
     batches = list(fixed_batches(table, SOURCE, TARGET, batch))
     assert sorted(i for b in batches for i in b.indices.tolist()) == list(range(len(ROWS)))
@@ -335,7 +335,7 @@ def test_errors_of_the_thread_reach_the_consumer() -> None:
     assert loader_threads() == 0
 
 
-def test_threads_end_with_their_iterators(table: PairTable) -> None:
+def test_threads_end_when_their_iterators_do(table: PairTable) -> None:
     loader = make_loader(table)
     for stop in ("close", "break", "delete"):
         groups = loader.groups()
@@ -357,7 +357,7 @@ def test_waiting_is_counted(table: PairTable) -> None:
 
 
 @pytest.mark.slow
-def test_program_that_forgets_the_iterator_still_ends() -> None:
+def test_a_program_that_forgets_the_iterator_still_ends() -> None:
     program = (
         "import itertools, sys\n"
         "from ziggurat.data.loader import Background\n"
@@ -367,7 +367,7 @@ def test_program_that_forgets_the_iterator_still_ends() -> None:
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 7
 
 
-def test_seeds_of_batches_follow_from_their_place(table: PairTable) -> None:
+def test_seeds_of_batches_follow_from_their_position(table: PairTable) -> None:
     """They are distinct for every batch of two epochs and every part of a split one, and the same however an update is
     cut.
     """
@@ -391,7 +391,7 @@ def test_seeds_of_batches_follow_from_their_place(table: PairTable) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
-def test_processes_share_out_the_batches_of_one(table: PairTable, count: int) -> None:
+def test_processes_divide_the_batches_of_one(table: PairTable, count: int) -> None:
     """Batches come in order, none twice; a process without one gets an idle batch, which does not count."""
     batch = BatchConfig(max_tokens=120, accumulate=3, length_multiple=4)
 

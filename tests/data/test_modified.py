@@ -1,4 +1,4 @@
-"""Modified pairs in batches: the same in any order and with any number of processes, within budget, with alignments."""
+"""Modified pairs in batches: equal in any order and for any number of processes, within the budget, with alignments."""
 
 from __future__ import annotations
 
@@ -139,8 +139,7 @@ def test_batches_keep_their_budget_without_being_split(folder: Path) -> None:
 
 
 def test_pairs_that_several_modifiers_change_fit_into_the_length_that_is_planned(folder: Path) -> None:
-    """A factor applied twice would plan far too much length; one applied to another's remainder would plan too
-    little."""
+    """Applying a factor twice would plan far too much length; applying it to the wrong share would plan too little."""
     every = {name: {"probability": 1.0} for name in ("no_end_punctuation", "upper_case", "title_case")}
     store, pairs = modifier(folder, every)
     sides = store.train.pairs(range(300))
@@ -157,7 +156,7 @@ def test_most_drawn_pairs_fit_into_the_length_that_is_planned(folder: Path, name
     store, pairs = modifier(folder, {name: {"probability": share}})
     sides = store.train.pairs(range(300))
     wanted = {"no_end_punctuation": 300, "typos": 130}.get(name, 265)  # half of the pairs get no kind of error
-    if name in ("inline", "terms"):  # words with one partner: almost all that have a link
+    if name in ("inline", "terms"):  # words with one partner, that is, almost all words with a link
         links = store.train.links(range(300))
         wanted = int(sum(1 - (1 - share) ** len(of_pair) for of_pair in links) * 0.6)
     for epoch in range(3):
@@ -167,13 +166,11 @@ def test_most_drawn_pairs_fit_into_the_length_that_is_planned(folder: Path, name
             lengths = np.array(list(map(len, ids)))
             assert (lengths <= room).all()
             assert (room >= np.array(list(map(len, stored)))).all()
-            assert room.sum() < 2.6 * lengths.sum()  # bytes of noise vary most
+            assert room.sum() < 2.6 * lengths.sum()  # noise in bytes varies most
 
 
 def test_a_pair_that_would_get_an_unknown_piece_stays_unchanged(folder: Path, tmp_path: Path) -> None:
-    """There is no byte fallback; noise uses many scripts, one of which the store has, and errors are only in the
-    source.
-    """
+    """The vocabulary has no bytes; noise has many scripts, the store one; typing errors are only in the source."""
     data = config(folder, subword={"vocabulary_size": 200, "byte_fallback": False})
     corpora = [{"source": f"{folder}/0.low", "target": f"{folder}/0.high"}]
     prepare(config(tmp_path, subword=data.subword, train=corpora))
@@ -218,7 +215,7 @@ def check_linked(name: str, before: Linked, after: Linked) -> None:
         assert all(low == high for low, high in after)
     elif name == "merge":
         assert not before - after
-    elif name == "typos":  # a word may lose its last letter, and with it its links, or absorb its neighbour
+    elif name == "typos":  # a word may lose its last letter and its links, or absorb its neighbour
         highs = [Counter(high for _, high in links.elements()) for links in (after, before)]
         assert not highs[0] - highs[1]
         assert sum((highs[1] - highs[0]).values()) <= max(Counter(low for low, _ in before.elements()).values())
@@ -228,18 +225,18 @@ def check_linked(name: str, before: Linked, after: Linked) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_links_are_of_the_same_words(folder: Path, name: str) -> None:
+def test_links_join_the_same_words(folder: Path, name: str) -> None:
     check_links(folder, name, epochs=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
-def test_links_of_a_million_pairs_are_of_the_same_words(folder: Path, name: str) -> None:
+def test_links_of_a_million_pairs_join_the_same_words(folder: Path, name: str) -> None:
     check_links(folder, name, epochs=1_000_000 // 300 + 1)
 
 
 def check_links(folder: Path, name: str, epochs: int) -> None:
-    """Modify all pairs of the store, which has the links from their generation, and check what the links join."""
+    """Modify all pairs of the store, which has the generator's links, and check which words the links join."""
     store, pairs = modifier(folder, {name: {"probability": 0.3 if name in ("inline", "terms") else 1.0}})
     indices = np.arange(300)
     sides, links = store.train.pairs(indices), store.train.links(indices)
@@ -302,7 +299,7 @@ def test_modifiers_that_need_alignments_say_so(tmp_path: Path, folder: Path) -> 
         modifier(tmp_path, {"terms": {"probability": 0.1}})
 
 
-def test_marks_can_be_pieces_of_their_own(tmp_path: Path, folder: Path) -> None:
+def test_marks_can_be_separate_pieces(tmp_path: Path, folder: Path) -> None:
     corpora = [
         {name: f"{folder}/0.{end}" for name, end in (("source", "low"), ("target", "high"), ("alignment", "align"))}
     ]

@@ -1,4 +1,4 @@
-"""Modifiers of pairs: what each does, and that word alignments stay correct through all of them."""
+"""Modifiers of pairs: what each does, and that word alignments stay correct."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ONLY: dict[str, dict[str, Any]] = {
     "terms turned": {"template": "<{trg}|{src}>"},
     "prefix": {"min_words": 1},
 }
-"""ONLY are modifiers that leave the words in place, with their options."""
+"""ONLY are modifiers, with their options, that leave all words in place."""
 
 
 def modified(
@@ -86,9 +86,7 @@ def test_alignments_stay_right_in_a_million_pairs(name: str) -> None:
 
 @pytest.mark.parametrize("typos", [False, True])
 def test_alignments_stay_right_through_several_modifiers(typos: bool) -> None:
-    """Modifiers run in training's order; typing errors in any order, since one may change two words that have become
-    one.
-    """
+    """Modifiers run in the order of training, typing errors in any order, since one may change two merged words."""
     order, letters = list(MODIFIERS), KEYS if typos else MARKS
     for seed in range(300):
         rng = Random(seed)
@@ -100,19 +98,19 @@ def test_alignments_stay_right_through_several_modifiers(typos: bool) -> None:
         for name in sorted(rng.sample(list(ONLY), 4), key=lambda name: order.index(name.split()[0])):
             if not typos or order.index(name.split()[0]) > order.index("typos"):
                 changed = modified(name, changed, rng, ONLY[name], p=rng.choice((0.3, 1.0)))
-                if name != "prefix":  # the last one, which may copy and link a part of a word such as `<x/>`
+                if name != "prefix":  # it comes last, and may copy and link a part of a word such as `<x/>`
                     check_apart(changed)
-        if not typos:  # which may leave nothing to recognise a word by
+        if not typos:  # typing errors may leave nothing to recognise a word by
             check(pair, changed)
 
 
 def test_words_without_characters_have_no_links() -> None:
-    """A store has such links for a no-break space between blanks; a hint after one would come before its beginning."""
+    """A store has such links for a no-break space between blanks; a hint after one would start before it."""
     pair = EditablePair("a b", "A N B", [((0, 1), (0, 1)), ((2, 1), (2, 3)), ((2, 3), (4, 5))])
     assert modified("terms", pair, Random(1), {"template": "{src}<{trg}>"}).texts[0] == "a<A> b<B>"
 
 
-def test_edits_that_do_not_ascend_are_refused() -> None:
+def test_edits_out_of_order_are_refused() -> None:
     for edits in ([Edit(2, 3, ""), Edit(0, 1, "")], [Edit(0, 2, ""), Edit(1, 3, "")], [Edit(2, 1, "")]):
         with pytest.raises(ValueError, match="not in ascending order"):
             EditablePair("abcd", "").edit(SOURCE, edits)
@@ -120,7 +118,7 @@ def test_edits_that_do_not_ascend_are_refused() -> None:
 
 @given(st.text("ab ", max_size=12), st.data())
 def test_a_part_of_a_text_keeps_its_characters(text: str, data: st.DataObject) -> None:
-    """Against a reference that carries a number with each character."""
+    """The reference attaches a number to each character."""
     borders = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     edits = [
         Edit(a, b, data.draw(st.text("XY", max_size=2))) for a, b in zip(borders[::2], borders[1::2], strict=False)
@@ -164,7 +162,7 @@ TRANSLATION = "The dog, “big” and tired, sleeps."
         ("terms", {"template": "{src}<{trg}>"}, "Der Hund<dog>, »groß<big>« und müde, schläft.", TRANSLATION),
     ],
 )
-def test_what_modifiers_do(name: str, options: dict[str, Any], source: str, target: str) -> None:
+def test_effects_of_modifiers(name: str, options: dict[str, Any], source: str, target: str) -> None:
     links = [((4, 8), (4, 7)), ((11, 15), (10, 13))]
     assert [SENTENCE[slice(*s)] for s, _ in links] == ["Hund", "groß"]
     pair = EditablePair(SENTENCE, TRANSLATION, links)
@@ -195,7 +193,7 @@ def test_capitals_of_turkish() -> None:
         ("Was ?", "What ?", False),
     ],
 )
-def test_only_the_same_end_is_cut(source: str, target: str, cut: bool) -> None:
+def test_only_a_common_ending_is_cut(source: str, target: str, cut: bool) -> None:
     found = modified("no_end_punctuation", EditablePair(source, target), Random(1)).texts
     assert found == ([source[:-1], target[:-1]] if cut else [source, target])
 
@@ -234,7 +232,7 @@ def test_modifiers_take_any_text(source: str, target: str, rng: Random) -> None:
 
 
 def test_the_share_of_words_is_their_probability() -> None:
-    """The number of skipped words is geometric: n words have a hit as often as n draws do."""
+    """The number of skipped words is geometric, so n words contain a hit as often as n draws do."""
     rng = Random(3)
     numbers = [next_hit(rng.random(), 0.05) for _ in range(20_000)]
     for words in (1, 5, 20):
@@ -288,7 +286,7 @@ def test_a_word_that_is_its_own_translation_gets_no_hint() -> None:
 
 
 @pytest.mark.parametrize("weights", [(6.0, 3.0, 1.0), (0.0, 1.0, 3.0), (0.0, 0.0, 0.5)])
-def test_what_is_put_into_a_line_has_the_shares_of_its_kinds(weights: tuple[float, float, float]) -> None:
+def test_inserted_text_has_the_given_shares_of_kinds(weights: tuple[float, float, float]) -> None:
     kinds, found = ("tags", "placeholders", "noise"), Counter[str]()
     options = dict(zip(kinds, weights, strict=True))
     for seed in range(1000):
@@ -309,7 +307,7 @@ def test_noise_has_the_given_number_and_lengths_of_words(shortest: int, longest:
 
 
 @pytest.mark.parametrize(("least", "most"), [(2, 5), (1, 1), (6, 8)])
-def test_a_prefix_has_as_many_words_as_asked_for(least: int, most: int) -> None:
+def test_a_prefix_has_the_requested_number_of_words(least: int, most: int) -> None:
     options = {"min_words": least, "max_words": most, "template": "{trg}|"}
     found = [modified("prefix", LETTERS, Random(seed), options).texts[0].split("|") for seed in range(60)]
     assert {len(words.split()) for words, _ in found} == set(range(least, most + 1))

@@ -49,7 +49,7 @@ def _t(lexicon: Lexicon, source: int, target: int, target_size: int) -> float:
 
 
 def _directed(source: list[int], target: list[int], lexicon: Lexicon, order: WordOrder, a: int) -> list[float]:
-    """Return one direction's features, word by word, as docstrings describe them."""
+    """Return the features of one direction, word by word, as the docstrings define them."""
     counts = [count + 0.1 for count in order.words.tolist()]
 
     def alone(word: int) -> float:

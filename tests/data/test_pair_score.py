@@ -26,7 +26,7 @@ Pairs = list[tuple[str, str]]
 
 @pytest.fixture(scope="module")
 def corpus() -> tuple[Pairs, NDArray[np.int64]]:
-    """Pairs, every tenth of which has another's target, and every tenth two thirds of its own."""
+    """Pairs; every tenth has the target of another one, and every tenth has two thirds of its own target."""
     right = [(pair[0], pair[1]) for pair in generate(2500, seed=11)]
     kinds = np.zeros(len(right), np.int64)
     pairs = list(right)
@@ -55,19 +55,19 @@ def test_wrong_pairs_have_lower_scores(scorer: PairScorer, corpus: tuple[Pairs, 
     scores = _scores(scorer, pairs)
     assert ((scores >= 0) & (scores <= 1)).all()
     for kind in (1, 2):
-        # The probability that a wrong pair has a lower score than a right one, by counting.
+        # How often a wrong pair scores lower than a right one.
         wrong, right = scores[kinds == kind], scores[kinds == 0]
         assert (wrong[:, None] < right[None, :]).mean() > 0.97
     assert (scores[kinds == 0] >= 0.5).mean() > 0.9
     assert (scores[kinds > 0] < 0.5).mean() > 0.85
-    # Not because it saw them: it also separates other pairs of the language.
+    # It does not just remember them: it also separates other pairs of the language.
     fresh = [(pair[0], pair[1]) for pair in generate(300, seed=12)]
     exchanged = [(source, fresh[n - 1][1]) for n, (source, _) in enumerate(fresh)]
     assert (_scores(scorer, exchanged)[:, None] < _scores(scorer, fresh)[None, :]).mean() > 0.97
 
 
 @pytest.mark.slow
-def test_score_is_a_function_of_the_pair_alone(
+def test_the_score_depends_only_on_the_pair(
     scorer: PairScorer, corpus: tuple[Pairs, NDArray[np.int64]], tmp_path: Path
 ) -> None:
     pairs = corpus[0][:300]
@@ -122,7 +122,7 @@ def test_regression_is_at_the_minimum_of_its_loss() -> None:
     assert weights[0] > 0 > weights[1]
 
 
-def test_wrong_pairs_are_wrong_and_keep_to_their_half() -> None:
+def test_wrong_pairs_are_wrong_and_stay_in_their_half() -> None:
     sources = [f"s{n} a{n} b{n} c{n} d{n}" for n in range(600)]
     targets = [f"t{n} e{n} f{n} g{n} h{n}" for n in range(600)]
     odd = np.random.default_rng(0).random(600) < 0.4
@@ -137,7 +137,7 @@ def test_wrong_pairs_are_wrong_and_keep_to_their_half() -> None:
     for number, (source, target) in enumerate(zip(*found, strict=True)):
         used = {int(word[1:]) for word in f"{source} {target}".split()}
         other_half += any(odd[n] != odd[number] for n in used)
-    assert other_half <= 3  # neighbours by length, where the halves meet
+    assert other_half <= 3  # at the boundary of the halves, neighbours by length
 
 
 def test_text_without_blanks_is_cut_and_shuffled_by_characters() -> None:

@@ -153,7 +153,7 @@ class TestExistingStore:
         assert other_files(config, Store.open(project.store).manifest) == [], "training would notice for ever"
         assert Store.open(project.store).fingerprint == before
 
-    def test_what_only_training_reads_is_taken_over(self, project: Project) -> None:
+    def test_settings_that_only_training_reads_are_updated(self, project: Project) -> None:
         project.add_plain("train", 20)
         project.prepare()
         before = Store.open(project.store).fingerprint
@@ -200,7 +200,7 @@ class TestExistingStore:
         assert not project.prepare(force=True).reused
 
     def test_a_store_set_aside_by_a_killed_process_comes_back(self, project: Project) -> None:
-        """After a kill between the two renames, the old store must be neither lost nor replaced without `force`."""
+        """After a kill between the two renames the old store must be neither lost nor replaced without `force`."""
         project.add_plain("train", 20)
         project.prepare()
         before = Store.open(project.store).fingerprint
@@ -223,8 +223,8 @@ class TestExistingStore:
             ["manifest.json"],
         ],
     )
-    def test_what_is_not_a_store_is_never_replaced(self, project: Project, names: list[str]) -> None:
-        """Work of years, SentencePiece vocabularies, and another program's manifest."""
+    def test_folders_that_are_no_stores_are_never_replaced(self, project: Project, names: list[str]) -> None:
+        """For example years of work, SentencePiece vocabularies, or another program's manifest."""
         project.add_plain("train", 20)
         project.store.mkdir()
         for name in names:
@@ -274,7 +274,7 @@ class TestRefusals:
         self.refused(project, r"data\.train\.0: no sentence pairs in .*train0\.source and .*train0\.target")
 
     @pytest.mark.parametrize("kind", ["bpe", "vocabulary"])
-    def test_nothing_left(self, project: Project, kind: str) -> None:
+    def test_no_pairs_left(self, project: Project, kind: str) -> None:
         project.add("train", ["", "a"], ["b", " "])
         (project.folder / "v").write_text("a\n")
         files = {"source_vocabulary": str(project.folder / "v")} if kind == "vocabulary" else {}
@@ -301,7 +301,7 @@ class TestRefusals:
     def test_file_of_as_many_lines_that_changes_between_the_passes(
         self, project: Project, change: str, phase: str
     ) -> None:
-        """No single pass can notice: the number of lines is the same, and here so are size and time."""
+        """No single pass can notice it: the number of lines is the same, and here so are size and modification time."""
         project.add_plain("train", 20)
         path = Path(project.settings["train"][0]["target"])
         before, content, waiting = path.stat(), path.read_text(), [phase]
@@ -326,7 +326,7 @@ class TestRefusals:
                 project.prepare(progress=meanwhile)
             assert not project.store.exists()
 
-    def test_a_second_process_on_the_same_store(self, project: Project) -> None:
+    def test_two_processes_prepare_one_store(self, project: Project) -> None:
         project.add_plain("train", 20)
         with (
             building(project.store),
@@ -369,7 +369,7 @@ def test_vocabulary_kind_reproduces_segmented_text(project: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("subword", "said"),
+    ("subword", "message"),
     [
         ({"source_model": "a.spm"}, r"source_model` is read with `kind: existing` only, not with `kind: bpe`"),
         ({"kind": "unigram", "target_vocabulary": "a"}, r"target_vocabulary` .* `data\.subword\.kind=vocabulary`"),
@@ -377,12 +377,12 @@ def test_vocabulary_kind_reproduces_segmented_text(project: Project) -> None:
     ],
 )
 def test_files_of_vocabularies_that_are_not_read_are_refused(
-    project: Project, subword: dict[str, str], said: str
+    project: Project, subword: dict[str, str], message: str
 ) -> None:
     project.settings["subword"] = subword
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         project.prepare()
-    with pytest.raises(ValidationError, match=said.replace(r"data\.", "")):
+    with pytest.raises(ValidationError, match=message.replace(r"data\.", "")):
         TrainedConfig.model_validate({"subword": subword})
 
 
@@ -400,7 +400,7 @@ def test_existing_models_of_another_store(project: Project, tmp_path: Path) -> N
         assert [ids.tolist() for ids in one] == [ids.tolist() for ids in two]
 
 
-def test_sample_is_even_over_corpora_and_skips_what_filters_drop(project: Project) -> None:
+def test_the_sample_is_even_over_corpora_and_skips_filtered_pairs(project: Project) -> None:
     project.add("train", [f"a{n}" for n in range(100)], ["x"] * 100)
     project.add("train", [f"b{n}" for n in range(10)], ["x"] * 10)
     project.add("train", [f"c{n}" if n % 2 else "" for n in range(400)], ["x"] * 400)
@@ -421,7 +421,7 @@ def test_sample_is_even_over_corpora_and_skips_what_filters_drop(project: Projec
 
 
 @pytest.mark.parametrize(("total", "wanted"), [(0, 0), (100, 100), (100, 0), (30_000, 1), (30_000, 20_001)])
-def test_picks_are_as_many_as_wanted_however_they_are_asked_for(total: int, wanted: int) -> None:
+def test_picks_have_the_requested_number_however_they_are_requested(total: int, wanted: int) -> None:
     def picked(step: int) -> list[bool]:
         picks = subword_training.SampledPositions(np.random.default_rng(3), total, wanted)
         return [bool(x) for start in range(0, total, step) for x in picks.take(min(step, total - start))]
@@ -433,9 +433,7 @@ def test_picks_are_as_many_as_wanted_however_they_are_asked_for(total: int, want
 
 
 @pytest.mark.parametrize("wanted", [3, 20_001, 29_990])
-def test_picks_of_more_than_numpy_draws_from_are_as_many_as_wanted(
-    wanted: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_picks_from_more_pairs_than_numpy_can_draw_from(wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check more than a billion pairs, and a few in small windows."""
     assert subword_training.SampledPositions(np.random.default_rng(3), 1_200_000_000, wanted).take(8192).sum() < 5
     monkeypatch.setattr(subword_training.SampledPositions, "_MOST", 500)
@@ -449,7 +447,7 @@ def test_picks_of_more_than_numpy_draws_from_are_as_many_as_wanted(
     assert abs(first[:15_000].sum() - wanted / 2) <= 4 * deviation
 
 
-def test_picks_favour_no_place() -> None:
+def test_picks_favour_no_position() -> None:
     counts = np.zeros(20)
     for seed in range(3000):
         picks = subword_training.SampledPositions(np.random.default_rng(seed), 20, 5)
@@ -480,9 +478,7 @@ def test_progress_is_reported(project: Project) -> None:
 @pytest.mark.parametrize("every", [pytest.param(7, id="sample"), pytest.param(1, id="all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("replacing", [False, True])
 def test_a_kill_at_any_moment_never_leaves_half_a_store(project: Project, replacing: bool, every: int) -> None:
-    """SIGKILL before file operations, in the slow suite before each one: the store's path holds a whole store or one
-    that is refused.
-    """
+    """SIGKILL before file operations (all in the slow suite): the path has a whole store, or one that is refused."""
     project.add_plain("train", 20)
     project.add_plain("dev", 3)
     whole = set()

@@ -1,4 +1,4 @@
-"""A vocabulary most of whose pieces training hardly ever sees is reported, with a smaller size."""
+"""A vocabulary is reported, with a smaller size, if training hardly ever sees most of its pieces."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_pieces_of_both_sides_count_where_the_vocabulary_is_joint() -> None:
     half, none = counted(*[5] * 600), counted()
     without_bytes = {"byte_fallback": False}
     assert problems_found(half, half, **without_bytes) == []  # ten occurrences of half of the pieces
-    said = str(*problems_found(half, none, **without_bytes))
-    assert said.startswith("1,200 of 1,200 pieces occur fewer than 10 times in the training text")
-    assert "lower `data.subword.vocabulary_size` to about 500 and prepare again" in said
+    message = str(*problems_found(half, none, **without_bytes))
+    assert message.startswith("1,200 of 1,200 pieces occur fewer than 10 times in the training text")
+    assert "lower `data.subword.vocabulary_size` to about 500 and prepare again" in message
 
 
 def test_each_side_is_reported_by_its_own_key() -> None:
@@ -58,7 +58,7 @@ def test_each_side_is_reported_by_its_own_key() -> None:
 
 def test_bytes_do_not_count_nor_vocabularies_that_are_given_or_small() -> None:
     counts = counted(*[10] * 480)
-    assert problems_found(counts, counted()) == []  # of 944 pieces that are not bytes
+    assert problems_found(counts, counted()) == []  # there are 944 pieces that are not bytes
     assert problems_found(counts, counted(), byte_fallback=False)
     assert problems_found(counted(1), counted(1), size=999) == []
     given: dict[str, Any] = {"kind": "existing", "source_model": "some.spm"}
@@ -80,10 +80,10 @@ def test_prepare_reports_them(size: int, notices: int, tmp_path: Path) -> None:
         train=[{"source": str(tmp_path / "a"), "target": str(tmp_path / "b")}],  # type: ignore[list-item]
     )
     report = prepare(config)
-    assert not [said for said in report.notices if "not the" in said]
-    assert len([said for said in report.notices if "occur fewer than 10 times" in said]) == notices
+    assert not [message for message in report.notices if "not the" in message]
+    assert len([message for message in report.notices if "occur fewer than 10 times" in message]) == notices
     assert report.pieces() == f"{size:,} joint pieces"
-    assert prepare(config).notices == report.notices  # of the existing store
+    assert prepare(config).notices == report.notices  # reported for the existing store, too
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_prepare_reports_them(size: int, notices: int, tmp_path: Path) -> None:
         ({"kind": "existing", "source_model": "some.spm"}, []),
     ],
 )
-def test_fewer_pieces_than_asked_for(subword: dict[str, Any], said: list[str]) -> None:
+def test_fewer_pieces_than_requested(subword: dict[str, Any], said: list[str]) -> None:
     found = size_notices(SubwordConfig(**subword), (9, 9 if subword.get("joint", True) else 10))
     assert len(found) == len(said)
     assert all(part in str(one) for part, one in zip(said, found, strict=True))
@@ -118,11 +118,11 @@ def test_prepare_reports_that_a_corpus_has_too_few_pieces(tmp_path: Path) -> Non
         train=[{"source": str(tmp_path / "a"), "target": str(tmp_path / "b"), "tag": "<bt>"}],  # type: ignore[list-item]
     )
     report = prepare(config)
-    made = report.source_vocabulary - 1  # the tag
+    made = report.source_vocabulary - 1  # one is the tag
     said = [one for one in report.notices if f"has {made:,} pieces, not the 8,000" in one]
     assert len(said) == 1
     assert said[0] in report.as_dict()["notices"]
-    assert said[0] in prepare(config).notices  # of the manifest
+    assert said[0] in prepare(config).notices  # read from the manifest
 
 
 def test_unknown_pieces_are_reported_by_side_from_one_percent_on() -> None:

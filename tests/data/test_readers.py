@@ -171,7 +171,7 @@ def test_utf16_is_recognised(tmp_path: Path) -> None:
         aligned(tmp_path, b"a\nb\n", "a\nb\n".encode("utf-16"))
 
 
-def test_endless_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 1 << 20)
     with pytest.raises(DataError, match=r"a\.de, line 2: longer than 1 MiB"):
         aligned(tmp_path, b"a\n" + b"x" * (3 << 20) + b"\n", b"a\nb\n")
@@ -336,7 +336,7 @@ def test_impossible_formats_name_the_key(
         (("de", "en"), "meta", ("url",), ""),
     ],
 )
-def test_texts_inside_a_column_are_proposed(
+def test_nested_text_columns_are_suggested(
     wanted: tuple[str, str], column: str, fields: tuple[str, ...], hint: str, tmp_path: Path
 ) -> None:
     """Hugging Face data sets have both texts in one column, in Parquet and in JSON lines."""

@@ -24,7 +24,7 @@ from ziggurat.system.errors import ConfigError
         ("Ñ‡Ð¸ÑÐ»Ð°", None),  # Cyrillic
     ],
 )
-def test_what_was_decoded_wrongly_is_mended(broken: str, whole: str | None) -> None:
+def test_wrongly_decoded_text_is_repaired(broken: str, whole: str | None) -> None:
     whole = whole or broken.encode("windows-1252", "replace").decode("utf-8", "replace")
     found, changed = repair_with()([broken, "heil"])
     assert changed.tolist() == [True, False]
@@ -34,7 +34,7 @@ def test_what_was_decoded_wrongly_is_mended(broken: str, whole: str | None) -> N
 
 
 @pytest.mark.parametrize("text", ["„So“", "ﬁne", "Ｆｕｌｌ", "e\u0301", "für", "日本語", "a & b", "<b>", "\0fÃ¼r"])
-def test_what_is_not_a_fault_stays(text: str) -> None:
+def test_correct_text_stays(text: str) -> None:
     found, changed = repair_with()([text])
     assert found == [text]
     assert not changed.any()
@@ -44,8 +44,8 @@ WORDS = st.sampled_from(["für", "Ärzte", "Straße", "café", "naïve", "señor
 
 
 @given(st.lists(st.lists(WORDS, min_size=1, max_size=6).map(" ".join), max_size=5))
-def test_text_that_was_decoded_as_windows_comes_back(texts: list[str]) -> None:
-    """And intact text stays unchanged."""
+def test_text_decoded_as_windows_1252_is_restored(texts: list[str]) -> None:
+    """Intact text stays unchanged."""
     repaired = repair_with()
     found, changed = repaired(texts)
     assert found == texts

@@ -1,4 +1,4 @@
-"""Scores that other tools gave to pairs: every layout, in step with the corpus, and faults of files."""
+"""Scores that other tools gave to pairs: every layout, aligned with the corpus, and faulty files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_text(folder: Path, count: int = len(SCORES), name: str = "corpus") -> 
 
 
 def unwanted(corpus: dict[str, Any], steps: list[int] | None = None) -> list[bool]:
-    """Return the pairs that the scores rule out, requested in the reader's blocks or in `steps`."""
+    """Return the pairs that the scores rule out, read in the reader's blocks or in `steps`."""
     config = CorpusConfig.model_validate(corpus)
     reader = CorpusReader.of(config, KEY, ("de", "en"))
     stream = ScoreStream(find_scores(config, KEY, reader), reader)
@@ -102,7 +102,7 @@ def test_several_scores_and_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("lines", "message"), [(7, "has 7 scores"), (5, r"has 5 scores .* at least 6 pairs")])
 def test_each_file_has_as_many_scores_as_its_part_of_the_corpus(tmp_path: Path, lines: int, message: str) -> None:
-    """Even if another file makes up for it."""
+    """This holds even if another file has the missing scores."""
     for name, count in (("corpus1", lines), ("corpus2", 12 - lines)):
         write_text(tmp_path, name=name)
         (tmp_path / f"{name}.score").write_text("1\n" * count)
@@ -113,7 +113,7 @@ def test_each_file_has_as_many_scores_as_its_part_of_the_corpus(tmp_path: Path, 
 
 @settings(max_examples=30)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40), st.lists(st.integers(0, 40), max_size=4))
-def test_however_the_pairs_are_asked_for(
+def test_pairs_may_be_read_in_any_steps(
     tmp_path_factory: pytest.TempPathFactory, scores: list[float], steps: list[int]
 ) -> None:
     folder = tmp_path_factory.mktemp("scores")
@@ -177,7 +177,7 @@ def test_faults_of_parquet(tmp_path: Path, column: str, values: list[Any], messa
         ({"path": "{0}/none", "min": 0}, r"data\.train\.0\.scores\.0\.path"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(tmp_path: Path, score: dict[str, Any], message: str) -> None:
+def test_senseless_settings_are_refused(tmp_path: Path, score: dict[str, Any], message: str) -> None:
     for name in ("s.tsv", "s.jsonl"):
         (tmp_path / name).write_text("0\n0\n")
     score = {key: value.format(tmp_path) if key == "path" else value for key, value in score.items()}

@@ -1,4 +1,4 @@
-"""Swapped sides, and what must not be mistaken for them."""
+"""Swapped sides, and corpora that must not be taken for swapped."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TRAIN = ("train", "train.qlo", "train.qhi")
 PLAIN = ("train", "train-in-qlo.txt", "train-in-qhi.txt")
 
 
-def test_right_sides_are_not_mentioned(files: dict[str, str]) -> None:
+def test_correct_sides_get_no_notice(files: dict[str, str]) -> None:
     assert noticed(files, TRAIN, ("dev", "dev.qlo", "dev.qhi"), PLAIN) == []
 
 
@@ -69,7 +69,7 @@ def test_a_source_given_as_target_is_reported(files: dict[str, str]) -> None:
     assert "100 of 100 pairs looked at have the same text" in str(notice)
 
 
-def test_little_text_and_noise_resemble_nothing() -> None:
+def test_little_text_and_noise_get_no_notice() -> None:
     one, other = Trigrams(["the cat sat on the mat"] * 40), Trigrams(["die Katze lag auf der Matte"] * 40)
     assert resembles_more(one, one, other)
     assert not resembles_more(other, one, other)

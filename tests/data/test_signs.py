@@ -1,4 +1,4 @@
-"""Signs that text is not what it seems: headers, pieces, tags as text, two spellings of the same letters."""
+"""Signs that text is not what it seems: headers, subword pieces, tags as text, two spellings of the same letters."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_pieces(text: str, mark: str) -> None:
 
 
 @given(PLAIN)
-def test_plain_text_has_no_sign(text: str) -> None:
+def test_plain_text_shows_no_sign(text: str) -> None:
     assert segmentation_mark(text) is None
     assert leading_tag(text) is None
     for markup in ("</tr> x", "</br> x", "</id> x", "</p> x", "> > and < < x"):
@@ -135,7 +135,7 @@ def test_tags_of_languages_however_they_are_spelt(tag: str) -> None:
         assert said in message
 
 
-def test_tags_that_are_symbols_of_the_vocabulary_are_meant() -> None:
+def test_tags_in_the_vocabulary_are_intended() -> None:
     source, target = [">>de<< a", ">>fr<< b"], ["c", "d"]
     assert not notices(source, target, symbols=[">>de<<", ">>fr<<", "x"])
     assert notices(source, target, symbols=[">>de<<"])
@@ -225,7 +225,7 @@ def test_forms_mixed_between_the_sides() -> None:
 
 
 @pytest.mark.parametrize("kind", ["tsv", "jsonl"])
-def test_prepare_says_so_and_changes_nothing(kind: str, tmp_path: Path) -> None:
+def test_prepare_reports_it_and_changes_nothing(kind: str, tmp_path: Path) -> None:
     dogs = ((f"a dog {n}", f"ein Hund {n}") for n in range(30))
     rows = [("source", "target"), *dogs, (">>de<< hou@@ se", "e\u0301 é")]
     path = tmp_path / "pairs"

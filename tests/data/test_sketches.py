@@ -37,8 +37,8 @@ def _similarity(first: tuple[str, str], second: tuple[str, str]) -> float:
     return len(one & other) / len(one | other)
 
 
-def test_bands_agree_as_often_as_the_similarity_says() -> None:
-    """A band of one row is equal with the Jaccard similarity as probability, over many pairs of pairs."""
+def test_bands_agree_as_often_as_the_similarity_predicts() -> None:
+    """The probability that bands of one row are equal is the Jaccard similarity, over many pairs of pairs."""
     generator = np.random.default_rng(0)
     letters = np.array([*"abcdefghijklmnop"])
     pairs, changed = [], []
@@ -106,7 +106,7 @@ PAIRS = st.lists(st.tuples(WORDS.map(" ".join), WORDS.map(" ".join)), max_size=3
 def test_table_by_a_plain_loop_however_the_pairs_are_divided(
     pairs: list[tuple[str, str]], cuts: list[int], memory: int
 ) -> None:
-    """This also holds when the table is so small that later pairs overwrite earlier ones."""
+    """This holds even if the table is so small that later pairs overwrite earlier ones."""
     sources, targets = [s for s, _ in pairs], [t for _, t in pairs]
     places = memory // (2 * BANDS)
     tables = [dict[int, int]() for _ in range(BANDS)]

@@ -1,4 +1,4 @@
-"""Stages of training data: the mix of each, and where one ends and the next continues."""
+"""Stages of training data: the mix of each stage, and where one ends and the next one starts."""
 
 from __future__ import annotations
 
@@ -97,17 +97,17 @@ def test_corpora_of_one_name_without_pairs_or_that_the_store_lacks(tmp_path: Pat
     writer.write(1, one, one)
     corpora: list[dict[str, Any]] = [{"name": name, "weight": 1.0, "kept": 1} for name in ("a", "a", "empty")]
     table = PairTable(tmp_path, "train", writer.close(), corpora)
-    for name, said in (
+    for name, message in (
         ("a", "several corpora have this name"),
         ("empty", "the store has no pair of empty"),
         ("mud", r"data\.stages\.0\.mix`: no corpus mud; the store has: a, a, empty"),
     ):
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             CorpusMix(table, [stage(name, **{name: 1})], 1.0, seed=3)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"stages": [STAGES[2], STAGES[0]]}, r"`stages\.0` never ends"),
         ({"stages": [stage("clean", None, 3, clean=1)]}, r"set `training\.stop\.patience`"),
@@ -121,7 +121,7 @@ def test_corpora_of_one_name_without_pairs_or_that_the_store_lacks(tmp_path: Pat
         ),
     ],
 )
-def test_stages_that_cannot_be(settings: dict[str, Any], said: str) -> None:
+def test_impossible_stages(settings: dict[str, Any], message: str) -> None:
     section = {"source_language": "de", "target_language": "en", "store": "store", **settings}
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         DataConfig.model_validate(section)

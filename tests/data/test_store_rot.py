@@ -25,7 +25,9 @@ from ziggurat.system.errors import DataError, MachineError
 from ziggurat.system.files import content_checksum, fingerprint
 
 
-def test_too_many_open_files_are_not_damage(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_open_files_do_not_count_as_damage(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> Any:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -66,7 +68,7 @@ def signed(store: Path, change: Callable[[dict[str, Any]], None] = lambda manife
 
 
 def rewritten(path: Path, change: Callable[[list[list[int]]], object]) -> None:
-    """Apply `change` to the source ids of the first record batch of an Arrow file."""
+    """Apply `change` to the source ids in the first record batch of an Arrow file."""
     table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     columns = {name: table[name].to_pylist() for name in table.schema.names}
     change(columns["source"])
@@ -90,7 +92,9 @@ def test_everything_else_is_compared_on_opening(name: str, store: Path) -> None:
         Store.open(store)
 
 
-def test_damage_next_to_other_work_is_kept_for_who_waits(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_found_in_the_background_is_kept_for_the_waiting_caller(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     zero(store / "train-00000.arrow")
     opened = Store.open(store)
     monkeypatch.setattr("ziggurat.data.store_checks.threading.Event.wait", lambda self, timeout=None: False)
@@ -114,7 +118,7 @@ def test_a_worker_does_not_read_the_store_again(store: Path, monkeypatch: pytest
     assert len(there.train.pairs(range(len(there.train)))[0]) == len(there.train)
 
 
-def test_prepare_does_not_call_a_damaged_store_there(tmp_path: Path) -> None:
+def test_prepare_does_not_take_a_damaged_store_for_an_existing_one(tmp_path: Path) -> None:
     config = tiny_experiment(tmp_path).data
     whole = prepare(config)
     zero(tmp_path / "store" / "train-00000.arrow")
@@ -147,7 +151,7 @@ def test_a_forged_manifest_is_refused(store: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda rows: rows[5].__setitem__(0, 400), "an id outside the vocabulary of 400"),
         (lambda rows: rows[5].__setitem__(0, -1), "an id outside the vocabulary of 400"),
@@ -155,19 +159,19 @@ def test_a_forged_manifest_is_refused(store: Path) -> None:
     ],
 )
 def test_pairs_that_a_model_could_not_take_are_refused(
-    change: Callable[[list[list[int]]], object], said: str, store: Path
+    change: Callable[[list[list[int]]], object], message: str, store: Path
 ) -> None:
     rewritten(store / "train-00000.arrow", change)
     signed(store)
     train = Store.open(store).train
     train.pairs([4, 6])
-    with pytest.raises(DataError, match=rf"train-00000\.arrow: damaged \(a source .*{said}.*prepare --force"):
+    with pytest.raises(DataError, match=rf"train-00000\.arrow: damaged \(a source .*{message}.*prepare --force"):
         train.pairs([4, 5, 6])
 
 
 @pytest.mark.parametrize("offsets", [[0, 5, 3, 8], [0, 3, 1000, 8], [-4, 0, 3, 8], [0, 3, 5, 1000]])
 @pytest.mark.parametrize("texts", [False, True])
-def test_offsets_without_sense_are_refused(offsets: list[int], texts: bool, tmp_path: Path) -> None:
+def test_senseless_offsets_are_refused(offsets: list[int], texts: bool, tmp_path: Path) -> None:
     columns = dict.fromkeys(("source", "target"), pa.array([[1] * 3, [2] * 2, [3] * 3], pa.list_(pa.int32())))
     columns |= dict.fromkeys(("source_text", "target_text"), pa.array(["abc", "de", "fgh"], pa.large_string()))
     batch = pa.record_batch(list(columns.values()), names=list(columns))
@@ -185,8 +189,8 @@ def test_offsets_without_sense_are_refused(offsets: list[int], texts: bool, tmp_
         return found.text("source", row) if texts else found.sides
 
     inside = max(offsets[0], offsets[-1]) == 8 and offsets[0] == 0
-    said = "offsets of source.* run backwards" if inside else "[Oo]ffset"
-    with pytest.raises(DataError, match=rf"train-00000\.arrow: damaged \(.*{said}.*prepare --force"):
+    message = "offsets of source.* run backwards" if inside else "[Oo]ffset"
+    with pytest.raises(DataError, match=rf"train-00000\.arrow: damaged \(.*{message}.*prepare --force"):
         read()
 
 
@@ -210,7 +214,7 @@ def test_offsets_and_text_that_would_crash_arrow_are_refused(store: Path) -> Non
             except DataError as error:
                 refused.append(str(error))
     assert len(refused) > 10
-    assert all("dev-00000.arrow: damaged" in said for said in refused)
+    assert all("dev-00000.arrow: damaged" in message for message in refused)
     path.write_bytes(whole)
     signed(store)
     dev = Store.open(store).dev

@@ -145,7 +145,7 @@ def test_the_sides_may_have_vocabularies_of_different_size() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"joint": True}, {"joint": False, "kind": "vocabulary", "source_vocabulary": "x"}])
-def test_a_size_for_the_target_side_needs_a_model_of_its_own(wrong: dict[str, object]) -> None:
+def test_a_size_for_the_target_side_needs_a_separate_model(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="`target_vocabulary_size` needs two models to train"):
         SubwordConfig.model_validate({**wrong, "target_vocabulary_size": 400})
 
@@ -160,7 +160,7 @@ def test_errors_of_the_sample_are_not_swallowed() -> None:
 
 
 @pytest.mark.parametrize(("pad", "bos", "eos"), [(-1, 1, 2), (-1, -1, -1), (3, 1, 2)])
-def test_existing_models_get_what_they_lack(pad: int, bos: int, eos: int) -> None:
+def test_existing_models_are_completed(pad: int, bos: int, eos: int) -> None:
     model = raw_model(pad_id=pad, unk_id=0, bos_id=bos, eos_id=eos)
     tokenizer = SentencePieceTokenizer(model, "none", ["<bt>", "<mono>"])
     size = sentencepiece.SentencePieceProcessor(model_proto=model).get_piece_size()
@@ -183,7 +183,7 @@ def test_control_names_that_text_can_spell_are_not_used(eos: int) -> None:
 
 
 @pytest.mark.parametrize("model", [b"", b"no model at all", b"\x00" * 50])
-def test_what_is_not_a_model_is_refused(model: bytes) -> None:
+def test_files_that_are_no_models_are_refused(model: bytes) -> None:
     with pytest.raises(DataError, match="not a SentencePiece model"):
         SentencePieceTokenizer(model)
 

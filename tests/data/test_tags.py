@@ -31,7 +31,7 @@ def data(train: Corpora, dev: Corpora) -> DataConfig:
     [
         ([(None, None), (None, "de")], [(None, None)], ["<bt>"]),
         ([(None, None), ("<bt>", None)], [(None, None)], ["<bt>", "<2de>"]),  # without a tag into one language
-        ([("<2de>", None), (None, "fr")], [("<2de>", "de"), (None, "fr")], ["<2de>"]),  # having no tag is a sign too
+        ([("<2de>", None), (None, "fr")], [("<2de>", "de"), (None, "fr")], ["<2de>"]),  # having no tag is a signal too
         ([("<2de>", None), ("<2fr>", "fr")], [("<2fr>", "fr")], TAGS),
         ([("<2de>", "mul"), ("<2de>", "de")], [], TAGS),
     ],
@@ -54,7 +54,7 @@ def test_one_tag_or_none_for_several_languages() -> None:
     assert notice.named == ("data.train.0", "data.train.1")
 
 
-def test_prepare_says_so(tmp_path: Path) -> None:
+def test_prepare_reports_it(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).write_text("".join(f"{name} {number} words\n" for number in range(20)))
     entry = {"source": str(tmp_path / "a"), "target": str(tmp_path / "b")}

@@ -1,4 +1,4 @@
-"""Words and pieces in one text: links of words become links of pieces, checked by a walk through the pieces."""
+"""Words and pieces of a text: links between words become links between pieces, checked by a walk through them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_every_piece_of_a_word_is_linked_to_every_piece_of_the_other(
     words = WordCounter("split", TOKENIZER)
     sides, spans, expected = ([], []), [], []  # type: ignore[var-annotated]
     for row, text in enumerate(texts):
-        pair = text, data.draw(st.sampled_from(SENTENCES)) + "語"  # which the vocabulary spells in bytes
+        pair = text, data.draw(st.sampled_from(SENTENCES)) + "語"  # the vocabulary spells it in bytes
         split = [split_words(line, "split") for line in pair]
         links: list[Link] = data.draw(
             st.lists(st.tuples(*(st.integers(0, len(side) - 1) for side in split)), max_size=5)  # type: ignore[arg-type]
@@ -114,7 +114,7 @@ def test_words_and_pieces_measure_a_text_alike(text: str, form: UnicodeForm) -> 
 def test_normalisation_that_changes_lengths_moves_the_words_behind() -> None:
     words = WordCounter("split", SentencePieceTokenizer(TOKENIZER.model, "nfkc"))
     assert words.units("ﬁn … so", "fin ... so") == ([(0, 3), (3, 6), (6, 8)], 8)
-    # A mark that composes with the preceding character across a word boundary: nothing can be checked.
+    # A mark that composes with the preceding character across a word boundary, so nothing can be checked.
     assert words.units("a\u00a0\u0301b", "a \u0301b")[1] == 3
 
 

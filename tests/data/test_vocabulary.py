@@ -46,7 +46,7 @@ TOKENS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n
 
 
 @given(st.lists(TOKENS, unique=True, min_size=1))
-def test_what_is_listed_is_read_again(tokens: list[str]) -> None:
+def test_written_lists_are_read_back(tokens: list[str]) -> None:
     assert [one.token for one in read_listing(listing(tokens))] == tokens
     tokenizer = VocabularyTokenizer(listing(tokens))
     assert VocabularyTokenizer(tokenizer.content()).pieces(range(tokenizer.size)) == tokenizer.pieces(

@@ -25,12 +25,12 @@ def arrow(store: Store) -> Path:
 def test_an_untouched_store_is_whole(store: Store) -> None:
     watch = StoreWatch(store)
     assert watch.check() is None
-    os.utime(arrow(store))  # copied back, for example: another time, the same content
+    os.utime(arrow(store))  # for example copied back: the same content at another time
     assert watch.check() is None
 
 
 def test_another_store_in_its_place_is_noticed_and_not_read(store: Store, tiny_folder: Path, tmp_path: Path) -> None:
-    """Its files are mapped from the start, including those not yet read."""
+    """All files are mapped from the start, even those not read yet."""
     expected, _ = Store.open(tiny_folder / "store").train.pairs([0, 7])
     watch = StoreWatch(store)
     store.path.rename(tmp_path / "old")
@@ -51,7 +51,7 @@ def test_a_store_removed_before_it_is_watched_is_an_error(store: Store) -> None:
         StoreWatch(store)
 
 
-def test_a_file_changed_where_it_lies_is_an_error(store: Store) -> None:
+def test_a_file_changed_in_place_is_an_error(store: Store) -> None:
     watch, file = StoreWatch(store), arrow(store)
     with file.open("r+b") as handle:
         handle.seek(-9, os.SEEK_END)

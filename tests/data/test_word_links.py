@@ -1,4 +1,4 @@
-"""Word alignments on their way into a store: files and aligner, faults, filters, and stores without alignments."""
+"""Word alignments on their way into a store: from files, from the aligner, faulty, filtered, or missing."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_faulty_alignments_are_refused_before_anything_is_made(
     assert not (corpora.folder / "store").exists()
 
 
-def test_development_text_has_alignments_of_its_own(corpora: Corpora) -> None:
+def test_development_text_has_its_own_alignments(corpora: Corpora) -> None:
     corpora.add(PAIRS[:200], sure(PAIRS[:200]))
     corpora.add(PAIRS[200:], sure(PAIRS[200:]))
     corpora.settings["dev"] = [corpora.settings["train"].pop()]
@@ -234,7 +234,7 @@ def test_development_text_has_alignments_of_its_own(corpora: Corpora) -> None:
 
 
 @pytest.mark.slow
-def test_development_text_is_aligned_by_what_training_text_taught(corpora: Corpora) -> None:
+def test_development_text_is_aligned_by_the_model_of_training_text(corpora: Corpora) -> None:
     corpora.add(PAIRS[:200], sure(PAIRS[:200]))
     corpora.add(PAIRS[200:])
     corpora.settings |= {"dev": [corpora.settings["train"].pop()], "alignment": {"compute": "hmm"}}
@@ -248,7 +248,7 @@ def test_development_text_is_aligned_by_what_training_text_taught(corpora: Corpo
     assert words_of_batches(store, loaded) == dict(enumerate(links))
 
 
-def test_other_alignments_make_another_store(corpora: Corpora) -> None:
+def test_different_alignments_make_a_different_store(corpora: Corpora) -> None:
     corpora.add(PAIRS, sure(PAIRS))
     corpora.prepare()
     manifest = json.loads((corpora.folder / "store" / MANIFEST).read_text())
@@ -266,7 +266,7 @@ def test_other_alignments_make_another_store(corpora: Corpora) -> None:
         corpora.prepare()
 
 
-def test_a_store_without_alignments_says_nothing_of_them(corpora: Corpora) -> None:
+def test_a_store_without_alignments_does_not_mention_them(corpora: Corpora) -> None:
     corpora.add(PAIRS)
     corpora.prepare()
     manifest = json.loads((corpora.folder / "store" / MANIFEST).read_text())
@@ -277,7 +277,7 @@ def test_a_store_without_alignments_says_nothing_of_them(corpora: Corpora) -> No
     assert not corpora.store().train.has_links
 
 
-def test_a_store_aligned_otherwise_is_told_apart(corpora: Corpora) -> None:
+def test_a_store_with_another_aligner_is_different(corpora: Corpora) -> None:
     corpora.add(PAIRS[:120], sure(PAIRS[:120]))
     corpora.add(PAIRS[120:])
     corpora.prepare()
@@ -296,7 +296,7 @@ def test_a_store_aligned_otherwise_is_told_apart(corpora: Corpora) -> None:
     assert [name.split(" ")[0] for name in other_files(moved, manifest)] == ["data.train.0.alignment"]
 
 
-def test_links_that_are_none_are_damage(corpora: Corpora, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_links_are_damage(corpora: Corpora, monkeypatch: pytest.MonkeyPatch) -> None:
     corpora.add(PAIRS[:20], sure(PAIRS[:20]))
     corpora.prepare()
     for numbers in ([1, 2, 3], [2, 1, 0, 1], [-1, 1, 0, 1]):
@@ -318,7 +318,7 @@ def test_a_sample_is_even(total: int, most: int) -> None:
     assert not len(gaps) or gaps.max() - gaps.min() <= 1
 
 
-def test_nothing_to_train_an_aligner_on_is_said(corpora: Corpora) -> None:
+def test_missing_training_text_for_an_aligner_is_reported(corpora: Corpora) -> None:
     corpora.add([AlignedPair("a b " * 150, "x", set(), set())])
     corpora.settings |= {"alignment": {"compute": "hmm"}, "filters": {"max_pieces": None}}
     corpora.settings["subword"] = {"vocabulary_size": 270}

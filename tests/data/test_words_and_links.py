@@ -39,7 +39,7 @@ def test_words_end_at_white_space_and_punctuation(text: str, words: list[str]) -
     assert split_words(text, "split") == words
 
 
-def test_tokenised_text_is_split_at_blanks_alone() -> None:
+def test_tokenised_text_is_split_only_at_blanks() -> None:
     assert split_words(" don 't\u00a0stop\t , ok ", "blanks") == ["don", "'t\u00a0stop", ",", "ok"]
 
 

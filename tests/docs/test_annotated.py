@@ -1,4 +1,4 @@
-"""docs/annotated.md: every block runs, in its order, and its search finds what the toolkit's finds."""
+"""docs/annotated.md: every block runs, in order, and its search finds what the toolkit's search finds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def blocks(kind: str) -> list[str]:
 
 
 def run_page(updates: int) -> dict[str, Any]:
-    """Execute the page's code, with training cut to some updates; return its names."""
+    """Execute the page's code, with training cut to a few updates; return the names that it defines."""
     code = "\n".join(blocks("python"))
     assert "updates=80" in code
     names: dict[str, Any] = {"__name__": "annotated"}
@@ -27,7 +27,7 @@ def run_page(updates: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_the_page_runs_equals_the_toolkit_and_shows_what_it_measures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_runs_and_equals_the_toolkit(capsys: pytest.CaptureFixture[str]) -> None:
     names = run_page(updates=3)  # the page itself compares logits of five kinds with the toolkit's
     printed, shown = capsys.readouterr().out.splitlines(), blocks("text")[0].splitlines()
     for line, expected in zip(printed[: len(shown)], shown, strict=True):

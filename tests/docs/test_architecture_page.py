@@ -1,4 +1,4 @@
-"""docs/architecture.md: the functions of its three lists are called in their order."""
+"""docs/architecture.md: the functions in its three lists are called in the listed order."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def assert_in_order(wanted: list[str], calls: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_batches_and_sentences_go_the_way_that_the_page_says(tmp_path: Path) -> None:
+def test_batches_and_sentences_take_the_documented_path(tmp_path: Path) -> None:
     experiment = tiny_experiment(tmp_path, stop={"updates": 1}, validation={"decode": False})
     with watched() as calls:
         prepare(experiment.data, threads=1)
@@ -76,7 +76,7 @@ def test_batches_and_sentences_go_the_way_that_the_page_says(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_step_that_distils_goes_the_way_that_the_page_says(place: Path) -> None:
+def test_a_distillation_step_takes_the_documented_path(place: Path) -> None:
     (place / "tiny").mkdir()
     experiment, run = tiny_experiment(place / "tiny", stop={"updates": 1}, validation={"decode": False}), place / "run"
     prepare(experiment.data, threads=1)

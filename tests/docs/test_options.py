@@ -83,7 +83,7 @@ def refused(*overrides: str) -> str | None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_keys_and_values_are_taken(path: Path) -> None:
+def test_keys_and_values_are_accepted(path: Path) -> None:
     found = [span for span in spans(path.read_text(encoding="utf-8")) if OURS.fullmatch(span)]
     assert path not in FOREIGN or len(found) > 30
     for span in found:
@@ -126,8 +126,7 @@ def agree(hint: str, ours: str) -> bool:
 
 
 def answers(path: Path) -> dict[tuple[str, str], str]:
-    """Return the tables of a page as a mapping: (section, the toolkit's option) -> what all its rows say to write
-    here."""
+    """Return a page's tables as a mapping: (section, the toolkit's option) -> what the rows say to write instead."""
     found: dict[tuple[str, str], str] = {}
     section = ""
     for line in path.read_text(encoding="utf-8").splitlines():

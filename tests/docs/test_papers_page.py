@@ -29,7 +29,7 @@ def expanded(pattern: str) -> list[str]:
 def named(text: str) -> list[str]:
     """Return the recipes that a text's code names, with patterns expanded; a small one counts as its full form."""
     code = "\n".join([*blocks(text), *re.findall(r"`([^`\n]+)`", FIGURE.sub("", without_blocks(text)))])
-    code = PRESET.sub("", code)  # names of figures are like those of recipes
+    code = PRESET.sub("", code)  # figures have names like recipes
     return [name.removesuffix(SUFFIX) for pattern in WORD.findall(code) for name in expanded(pattern)]
 
 

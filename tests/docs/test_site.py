@@ -59,13 +59,13 @@ def test_docstrings_become_markdown() -> None:
         ('<svg xmlns="http://www.w3.org/2000/svg"><use href="#a"/></svg>', False),
     ],
 )
-def test_what_browsers_fetch_from_elsewhere_is_found(tmp_path: Path, element: str, found: bool) -> None:
+def test_fetches_from_other_hosts_are_found(tmp_path: Path, element: str, found: bool) -> None:
     (tmp_path / "page.html").write_text(f"<!doctype html><title>x</title>{element}", encoding="utf-8")
     assert bool(fetched_elsewhere(tmp_path)) is found
 
 
 def test_headings_go_down_one_level_at_a_time() -> None:
-    """As the strict build of the site demands, which is not part of the quick suite."""
+    """The strict build of the site demands this, but is not part of the quick suite."""
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")):
         text = re.sub(r"(?ms)^```.*?^```", "", page.read_text(encoding="utf-8"))
         levels = [len(marks) for marks in re.findall(r"(?m)^(#+) ", text)]

@@ -25,7 +25,7 @@ from ziggurat.evaluate.metrics import TestSet
 from ziggurat.evaluate.scores import BleuWords, evaluate
 
 LINES = st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=12), min_size=1, max_size=5)
-COUNTS = {"a": 2000, "b": 1000, "c": 999, "d": 10, "e": 9, "f": 4, "g": 1}  # and no h
+COUNTS = {"a": 2000, "b": 1000, "c": 999, "d": 10, "e": 9, "f": 4, "g": 1}  # and there is no h
 
 
 def matched_by_position(reference: list[str], output: list[str]) -> list[int]:

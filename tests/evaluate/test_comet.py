@@ -1,4 +1,4 @@
-"""COMET's adapter with stand-ins: one for the environment's Python, one for its package `comet`."""
+"""COMET's adapter with two stand-ins: for the environment's Python, and for its package `comet`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_scores_come_back_in_order(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert str(metric.signature()) == "nrefs:1|model:Unbabel/wmt22-comet-da|version:comet-Unbabel/wmt22-comet-da3"
     assert said == ["COMET: model Unbabel/wmt22-comet-da, licence Apache-2.0; downloaded if missing"]
     printed = capfd.readouterr()
-    assert printed.out == ""  # standard output is for results
+    assert printed.out == ""  # standard output is only for results
     assert "noise of a library" in printed.err
 
 
@@ -97,7 +97,7 @@ def test_wrong_answers_are_refused(tmp_path: Path, answer: str, words: str) -> N
         TestSet([REFERENCE], SOURCES).metric("comet", environment(python)).statistics(OUTPUTS[:1])
 
 
-def test_what_it_needs_is_said(tmp_path: Path) -> None:
+def test_missing_requirements_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such program; COMET needs the Python of a separate environment"):
         TestSet([REFERENCE], SOURCES).metric("comet", environment(str(tmp_path / "none")))
     with pytest.raises(ConfigError, match="--source"):
@@ -108,17 +108,15 @@ def test_what_it_needs_is_said(tmp_path: Path) -> None:
         TestSet([REFERENCE], SOURCES[:1]).metric("comet", environment(sys.executable))
 
 
-def test_our_own_python_lacks_the_package() -> None:
+def test_our_python_lacks_the_package() -> None:
     pytest.importorskip("torch")
     with pytest.raises(ConfigError, match=r"No module named 'comet'; install it there: pip install unbabel-comet"):
         TestSet([REFERENCE], SOURCES).metric("comet", environment(sys.executable)).statistics(OUTPUTS)
 
 
 @pytest.mark.slow
-def test_it_ends_with_the_process_that_asked(tmp_path: Path) -> None:
-    """A killed process cannot tell it to stop; the program here hangs while importing the package, in its own
-    process.
-    """
+def test_it_ends_with_its_parent_process(tmp_path: Path) -> None:
+    """A killed process cannot tell the program to stop; here it hangs in its own process, importing the package."""
     (tmp_path / "comet.py").write_text("open('began', 'w').close()\nimport time\ntime.sleep(600)")
     request = tmp_path / "request.json"
     request.write_text('{"protocol": 1}')

@@ -1,4 +1,4 @@
-"""A whole comparison: scores are those of each output, and tables are there or reported as left out."""
+"""A whole comparison: scores are those of each output, and tables are present or reported as left out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def compared() -> Comparison:
         systems,
         [references[0]],
         outputs,
-        iter(references[1]),  # a stream that can be read once
+        iter(references[1]),  # a stream that can be read only once
         resamplings=20,
         trials=20,
         examples=2,
@@ -45,7 +45,7 @@ def test_scores_are_those_of_each_output(compared: Comparison) -> None:
         assert scores.pairs[0].difference == pytest.approx(scores.systems[0].mean - scores.systems[1].mean)
 
 
-def test_all_tables_are_there(compared: Comparison) -> None:
+def test_all_tables_are_present(compared: Comparison) -> None:
     assert [(s.name, s.seeds, s.origins) for s in compared.systems] == [
         ("two seeds", 2, ("run 1", "run 2")),
         ("one", 1, ()),
@@ -70,7 +70,7 @@ def test_it_survives_json(compared: Comparison) -> None:
     assert from_json(json.dumps(compared.as_record(), allow_nan=False)) == compared
 
 
-def test_what_is_left_out_is_said() -> None:
+def test_omissions_are_reported() -> None:
     found = compare([System("a", [["x y"]])], [["x z"]])
     assert found.buckets[0].key == "bleu-by-length"
     assert [count.key for count in found.counts] == ["exact", "empty", "repeated"]
@@ -104,7 +104,7 @@ def test_hopeless_outputs_give_figures_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("systems", "error", "said"),
+    ("systems", "error", "message"),
     [
         ([], ConfigError, "no system"),
         ([System("a", [["x"]]), System("a", [["x"]])], ConfigError, "two systems are called 'a'"),
@@ -113,8 +113,8 @@ def test_hopeless_outputs_give_figures_too() -> None:
         ([System("a", [["x", "y"]])], DataError, "unequal numbers of lines"),
     ],
 )
-def test_systems_that_cannot_be_compared(systems: list[System], error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_incomparable_systems(systems: list[System], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         compare(systems, [["x"]])
 
 

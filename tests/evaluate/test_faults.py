@@ -25,7 +25,7 @@ REFERENCE = ["the", "old", "man", "sees", "Anna", "."]
         ("the old man the old man .", {"repeated"}),
         ("the man the old man .", set()),
         ("a b c d a b c d", {"repeated"}),
-        ("a b c d e a b c d e", set()),  # five words are too long to be intended
+        ("a b c d e a b c d e", set()),  # five words: too long to be intended
     ],
 )
 def test_kinds(output: str, kinds: set[str]) -> None:
@@ -34,14 +34,14 @@ def test_kinds(output: str, kinds: set[str]) -> None:
     assert all(count.lines == (((1,),) if count.key in kinds else ((),)) for count in counts)
 
 
-def test_what_the_reference_has_is_not_a_fault() -> None:
+def test_faults_that_the_reference_shares_do_not_count() -> None:
     twice = ["had", "had", "enough"]
     assert not repeated(twice, twice, [])
     assert repeated(twice, ["enough"], [])
     name = ["Anna"]
     assert not copied(name, name, name)
     assert not untranslated(name, name, name)
-    assert untranslated(["Anna", "Anna"], name, ["Anna", "Anna"])  # one more time than in the reference
+    assert untranslated(["Anna", "Anna"], name, ["Anna", "Anna"])  # once more than in the reference
     assert not empty([], [], ["x"])
     assert not exact([], [], [])
 

@@ -1,4 +1,4 @@
-"""A comparison's tables become JSON and come back; verdicts follow the adjusted p-values."""
+"""A comparison's tables survive JSON; verdicts follow the adjusted p-values."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_verdicts(difference: float, adjusted: float, higher_is_better: bool, ve
         found.verdict("a", "c")
 
 
-def test_no_verdict_of_few_sentences() -> None:
+def test_no_verdict_from_few_sentences() -> None:
     found = scores(1.0, 0.001)
     assert [replace(found, sentences=count).verdict("a", "b") for count in (1, 29, 30)] == ["?", "?", "+"]
     comparison = replace(sample(), scores=(replace(found, sentences=1),))
@@ -97,7 +97,7 @@ def test_no_verdict_of_few_sentences() -> None:
 
 
 @pytest.mark.parametrize("sentences", [1, 40])
-def test_tables_of_few_sentences_say_so(sentences: int) -> None:
+def test_tables_report_few_sentences(sentences: int) -> None:
     pairs = tuple(
         SystemDifference(a, b, 1.0, 0.001, 0.001, 0.001, 0.001) for a, b in (("a", "b"), ("a", "c"), ("b", "c"))
     )

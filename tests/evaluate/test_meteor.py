@@ -40,7 +40,7 @@ def test_sentences_by_hand() -> None:
     assert found.score == pytest.approx(sum(scores) / 4)
 
 
-def test_the_signature_says_what_was_matched_by() -> None:
+def test_the_signature_says_how_words_were_matched() -> None:
     english = str(TestSet([["a"]], target_language="en").metric("meteor").signature())
     assert english.startswith("nrefs:1|case:lc|tok:13a|match:exact+stem|stem:porter|")
     assert "version:nltk-" in english
@@ -54,7 +54,7 @@ def test_the_signature_says_what_was_matched_by() -> None:
     assert TestSet([["Hunden"]], target_language="de").metric("meteor").statistics([["hunde"]])[0][0][0] > 0
 
 
-def test_wordnet_is_used_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wordnet_is_used_if_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Lemma:
         def name(self) -> str:
             return "hound"
@@ -94,7 +94,7 @@ def test_one_output_with_an_interval() -> None:
     assert scored(metric, output, confidence=False).interval is None
 
 
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="unequal numbers of lines"):
         TestSet([["a"]]).metric("meteor").statistics([["a", "b"]])
     monkeypatch.setitem(sys.modules, "nltk", None)

@@ -1,4 +1,4 @@
-"""Perplexity against a loop over a model's float64 logits, one token at a time; ensembles; and its figures."""
+"""Perplexity against a loop over a model's float64 logits, one token at a time; ensembles; and derived figures."""
 
 from __future__ import annotations
 

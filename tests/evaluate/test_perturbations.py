@@ -1,4 +1,4 @@
-"""Perturbed test sets: pure functions of lines and seed, and references that a perfect system would still match."""
+"""Perturbed test sets: pure functions of lines and seed, whose references a perfect system would still match."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LINES = st.lists(st.text(max_size=60).map(lambda text: text.replace("\n", " ")),
 
 
 @given(st.sampled_from(sorted(PERTURBATIONS)), LINES, st.integers(0, 3))
-def test_what_holds_for_any_text(name: str, lines: list[str], seed: int) -> None:
+def test_properties_that_hold_for_any_text(name: str, lines: list[str], seed: int) -> None:
     targets = [line.swapcase() for line in lines]
     found = disturbed(name, lines, [targets, lines], LANGUAGES, seed)
     again = disturbed(name, lines, [targets, lines], LANGUAGES, seed)
@@ -57,7 +57,7 @@ def test_capitals() -> None:
     assert upper[(0,)].inputs == ("EIN HUND, DER Z. B. BELLT, RENNT ÜBER DIE STRASSE.",)
     assert upper[(1,)].references == ("TWO CHILDREN READ AN OLD BOOK.",)
     assert title[(1,)].inputs == ("Zwei Kinder Lesen Ein Altes Buch.",)
-    assert (4,) not in upper  # there is nothing to change
+    assert (4,) not in upper  # nothing to change
     (turkish,) = disturbed("caps", ["bir ilk"], [["a first"]], ("tr", "en"), 0)
     assert (turkish.inputs, turkish.references) == (("BİR İLK",), ("A FIRST",))
 
@@ -73,12 +73,12 @@ def test_clauses_and_joined_lines() -> None:
     (chinese,) = disturbed("short", ["我很高兴。今天天气非常好。"], [["x"]], ("zh", "en"), 0)
     assert chinese.inputs == ("我很高兴。", "今天天气非常好。")
     ((lines, case),) = cases("long").items()
-    assert lines == (0, 1, 3, 4)  # without the blank line; two of four are too few
+    assert lines == (0, 1, 3, 4)  # without the blank line, two of four remain: too few
     assert case.inputs == (" ".join(SOURCES[n] for n in lines),)
 
 
 @pytest.mark.parametrize("name", ["tags", "noise", "emoji", "untranslatable"])
-def test_what_is_put_next_to_a_line_is_the_same_on_both_sides(name: str) -> None:
+def test_added_text_is_the_same_on_both_sides(name: str) -> None:
     added = set()
     for seed in range(20):
         for (number,), case in cases(name, seed).items():
@@ -97,7 +97,7 @@ def test_choices_depend_on_the_number_of_a_line() -> None:
     assert len({case.inputs for case in disturbed("emoji", lines, [lines], LANGUAGES, 0)}) > 1
 
 
-def test_typing_errors_are_few_and_in_the_source_alone() -> None:
+def test_typing_errors_are_few_and_only_in_the_source() -> None:
     for seed in range(10):
         for (number,), case in cases("typos", seed).items():
             assert case.references == (REFERENCES[number],)

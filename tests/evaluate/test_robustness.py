@@ -1,4 +1,4 @@
-"""The cost of perturbations: scores and p-values against sacreBLEU's own, with Holm's correction."""
+"""The cost of perturbations: scores and p-values equal sacreBLEU's, with Holm's correction."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def results() -> Robustness:
 
 
 def test_a_trial_is_split_as_the_whole_test_set() -> None:
-    """Its own references, all of them Chinese, would be split differently."""
+    """The trial's own references, all Chinese, would be split differently."""
     chinese = ["今天天气很好我们去公园玩", "这是一个测试句子没有空格"]
     found = [chinese[0], chinese[1].replace("测试", "例")]
     trials = [PerturbedScore("mixed", "", chinese, [chinese], [found], [chinese])]
@@ -93,7 +93,7 @@ def test_scores_and_tests_are_those_of_sacrebleu(results: Robustness) -> None:
         assert effect.p == pytest.approx(wanted)
 
 
-def test_what_is_harmed_is_significant_and_what_is_not_is_not(results: Robustness) -> None:
+def test_only_harmed_cases_are_significant(results: Robustness) -> None:
     assert results.effect("a", "none", "BLEU").difference == 0
     assert results.effect("a", "none", "BLEU").p_adjusted == 1
     strong = results.effect("a", "strong", "BLEU")

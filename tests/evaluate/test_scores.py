@@ -99,7 +99,7 @@ def test_a_score_prints_its_signature_and_interval() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hypotheses", "references", "said"),
+    ("hypotheses", "references", "message"),
     [
         (["a", "b"], [["a"]], "unequal numbers of lines: 2 of hypotheses, 1 of the reference"),
         (["a"], [["a"], ["a", "b"]], "unequal numbers of lines: 1 of hypotheses, 2 of reference 2"),
@@ -109,8 +109,10 @@ def test_a_score_prints_its_signature_and_interval() -> None:
         ("a", [["a"]], "list of lines"),
     ],
 )
-def test_lines_that_do_not_pair_up_are_refused(hypotheses: list[str], references: list[list[str]], said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_lines_that_do_not_pair_up_are_refused(
+    hypotheses: list[str], references: list[list[str]], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
         evaluate(hypotheses, references)
 
 
@@ -122,7 +124,7 @@ def test_unknown_names_are_refused() -> None:
 
 
 def test_intervals_of_translations_that_hardly_match_anything() -> None:
-    """Resamplings with and without any match must not trip over sacreBLEU's mixture of number types."""
+    """Resamples with and without any match must not trip over sacreBLEU's mixture of number types."""
     hypotheses, references = ["xyz"] * 19 + ["a b"], [["abc def"] * 20]
     (score,) = evaluate(hypotheses, references, metrics=["chrf"], confidence=True)
     assert score.mean is not None

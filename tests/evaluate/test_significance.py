@@ -29,7 +29,7 @@ main()
 
 
 def three_systems() -> tuple[list[list[str]], list[str]]:
-    """Outputs of a mediocre, a good and a similarly mediocre system, and the reference."""
+    """Outputs of a mediocre, a good and a second mediocre system, and the reference."""
     reference, _ = corpus(11, 40, 0.0)
     draw = random.Random(2)
 
@@ -143,7 +143,7 @@ def test_equal_systems_do_not_differ() -> None:
 
 
 @given(st.lists(st.floats(0, 1), max_size=8))
-def test_holm_rejects_what_the_step_down_procedure_rejects(p_values: list[float]) -> None:
+def test_holm_rejects_like_the_step_down_procedure(p_values: list[float]) -> None:
     adjusted = holm(p_values)
     for level in (0.01, 0.05, 0.3, 0.9):
         rejected = set()

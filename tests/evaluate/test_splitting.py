@@ -93,7 +93,7 @@ def test_languages_have_several_codes(code: str, main: str) -> None:
 @pytest.mark.parametrize(
     ("code", "meant"), [("jaa", "`ja` (Japanese)"), ("japanese", "`ja` (Japanese)"), ("Germn", "`de` (German)")]
 )
-def test_a_language_that_is_none_gets_the_nearest_one(code: str, meant: str) -> None:
+def test_an_unknown_language_gets_the_nearest_one(code: str, meant: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_language_code(code, "--language")
     assert meant in str(caught.value)
@@ -112,7 +112,7 @@ def test_a_language_that_is_none_gets_the_nearest_one(code: str, meant: str) -> 
         ("klingonese", ""),
     ],
 )
-def test_what_is_not_code_is_doubted(code: str, proposed: str | None) -> None:
+def test_names_that_are_not_codes_get_a_warning(code: str, proposed: str | None) -> None:
     found = language_doubt(code, "data.source_language")
     assert bool(found) == (proposed is not None)
     if proposed is not None:

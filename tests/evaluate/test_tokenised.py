@@ -108,7 +108,7 @@ def test_every_language_that_is_listed_works() -> None:
 
 
 @pytest.mark.parametrize("score", [tokenised_bleu, compound_split_bleu])
-def test_a_missing_tokeniser_names_the_extra(monkeypatch: pytest.MonkeyPatch, score) -> None:  # type: ignore[no-untyped-def]
+def test_the_message_for_a_missing_tokeniser_names_the_extra(monkeypatch: pytest.MonkeyPatch, score) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     monkeypatch.delitem(sys.modules, "sacremoses.corpus", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'ziggurat-mt\[tokenised\]'"):

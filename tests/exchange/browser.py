@@ -2,7 +2,7 @@
 
 Inputs are multiplied by the file's scale for each matrix and shifted by 127, which makes them unsigned. The engine's
 instruction multiplies them with the weights and adds up neighbours in 16 bits, which saturate; this module reproduces
-those sums exactly. Without saturation 51 of 200 translations of a model differed from the engine's; with it none did.
+those sums exactly. Without saturation, 51 of a model's 200 translations differed from the engine's; with it, none did.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LARGEST = 127
 
 @torch.no_grad()
 def browser_translator(folder: Path, imported: Path) -> Translator:
-    """Return the model of `folder`, computed like the engine, with its shortlist; its import is `imported`."""
+    """Return the model of `folder`, computed as the engine does, with its shortlist; `imported` is its import."""
     opened = open_model(imported)
     source, target = opened.tokenizers
     listed = imported / SHORTLIST_FILE
@@ -39,7 +39,7 @@ def browser_translator(folder: Path, imported: Path) -> Translator:
         if isinstance(module, Linear | OutputProjection):
             names = matrices_of(path, arrays)
             scale = float(arrays[names[0] + SCALE_OF_INPUT][0])
-            if path == "output":  # a shortlist picks rows of it: the scale stays that of the whole
+            if path == "output":  # a shortlist picks rows of it, but the scale stays that of the whole matrix
                 module.multiply = _Product(scale, len(module.weight), LARGEST / float(module.weight.abs().max()))
             else:
                 module.multiply = _Product(scale, len(module.weight) // len(names))
@@ -49,10 +49,10 @@ def browser_translator(folder: Path, imported: Path) -> Translator:
 
 
 class _Eights(Shortlist):
-    """A shortlist as in the engine: filled up to a multiple of eight pieces with the first missing ones."""
+    """A shortlist as in the engine: padded to a multiple of eight pieces with the first ones that it lacks."""
 
     def allowed(self, source: Tensor, source_mask: Tensor, vocabulary_size: int) -> Tensor:
-        """Return bool [n, V]; see Shortlist. The ids are Marian's, and its binary shortlist has no first pieces."""
+        """Return bool [n, V]; see Shortlist. The ids are Marian's, whose binary shortlist has no first pieces."""
         mask = super().allowed(source, source_mask, vocabulary_size)
         for row in mask:
             missing = (~row).nonzero()[:, 0]

@@ -35,7 +35,7 @@ def transformers() -> ModuleType:
 
 @pytest.fixture
 def written(tokenizer: SentencePieceTokenizer, tmp_path: Path) -> Written:
-    """Write a model directory of a random model with these choices; return it."""
+    """Write a random model with these choices as a model directory; return the directory."""
 
     def write(
         seed: int = 4, decoding: dict[str, Any] | None = None, guided: dict[str, Any] | None = None, **choices: Any

@@ -32,9 +32,7 @@ SMALL: dict[str, Any] = {
 
 
 def random_model(config: ModelConfig, tokenizer: SentencePieceTokenizer, seed: int = 4) -> Seq2Seq:
-    """Return a model moved away from its initial values; with an output bias, sentences end and no control symbol is
-    likely.
-    """
+    """Return a model moved away from its initial values; its output bias lets sentences end without control symbols."""
     model = moved(build_model(config, tokenizer.size, tokenizer.size, seed=seed), 0.2, seed).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("_residual.skip"):
@@ -48,7 +46,7 @@ def random_model(config: ModelConfig, tokenizer: SentencePieceTokenizer, seed: i
 
 
 def log_probabilities(model: Seq2Seq, source: list[int], target: list[int]) -> Tensor:
-    """Return [target, V] of the model itself."""
+    """Return the model's own log-probabilities [target, V]."""
     with torch.inference_mode():
         ids = torch.tensor([source])
         memory = model.encode(ids, torch.ones_like(ids, dtype=torch.bool))

@@ -1,7 +1,8 @@
 """Models as Marian stores them, with random weights, and Marian's computation with them, in numpy.
 
 It follows Marian's documentation and source (src/models/transformer.h, src/layers, src/data/default_vocab.cpp of
-version 1.12), and shares nothing with the importer: no published model could be downloaded where this was written.
+version 1.12), and shares no code with the importer, because no published model could be downloaded where this was
+written.
 """
 
 from __future__ import annotations
@@ -141,9 +142,7 @@ def write_vocabulary(path: Path, tokens: list[str]) -> Path:
 
 
 def _scalar(token: str) -> str:
-    """Return the token, quoted unless it begins with a letter or SentencePiece's blank, somewhat more often than
-    yaml-cpp does.
-    """
+    """Return the token, in quotes unless it begins with a letter or SentencePiece's blank (yaml-cpp quotes less)."""
     if token.replace("\u2581", "").isalpha():
         return token
     return '"' + token.replace("\\", "\\\\").replace('"', '\\"') + '"'

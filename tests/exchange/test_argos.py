@@ -1,6 +1,4 @@
-"""Packages for Argos Translate: read here with only CTranslate2 and SentencePiece, and installed where it is
-available.
-"""
+"""Packages for Argos Translate: read with only CTranslate2 and SentencePiece, and installed where it is available."""
 
 from __future__ import annotations
 
@@ -56,9 +54,7 @@ def unpacked(out: Path) -> Path:
 
 
 def translated(installed: Path, lines: Sequence[str]) -> list[str]:
-    """Translate with an installed package as programs do: SentencePiece, CTranslate2, and blanks restored from their
-    marks.
-    """
+    """Translate with an installed package as programs do: SentencePiece, CTranslate2, and blanks in place of marks."""
     import ctranslate2
 
     joint = sentencepiece.SentencePieceProcessor(model_file=str(installed / "sentencepiece.model"))
@@ -156,7 +152,7 @@ def test_a_package_translates_as_the_export_for_ctranslate2(path: Path, text: Pa
 
 
 @pytest.mark.slow
-def test_int8_unless_told_otherwise_and_the_same_bytes_again(path: Path, text: Path, tmp_path: Path) -> None:
+def test_int8_by_default_and_the_same_bytes_each_time(path: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     report = export_model(path, "argos", out, verify=text)
     assert report["quantization"] == "int8"
@@ -190,7 +186,7 @@ def test_separate_vocabularies_are_joined_by_one_model(text: Path, tmp_path: Pat
     assert len(used - set(source.pieces(range(source.size)))) > 2
 
 
-def test_tokens_that_are_not_text_never_come_out(tmp_path: Path) -> None:
+def test_tokens_that_are_not_text_are_never_written(tmp_path: Path) -> None:
     joint = trained_tokenizer(SENTENCES, 340, ["<bt>"])
     corpora = [{"source": "a", "target": "b"}, {"source": "c", "target": "d", "tag": "<bt>"}]
     packages = []
@@ -239,7 +235,7 @@ def test_text_that_argos_cannot_prepare_is_refused_before_training(data: dict[st
     both = {"source_language": "de", "target_language": "en", "store": "none"}
     model = {"encoder": {"history": "dlcl"}}
     reasons = TARGETS["argos"].reasons(Experiment.model_validate({"data": {**both, **data}, "model": model}))
-    assert len(reasons) == 2  # all at once, those of CTranslate2 first
+    assert len(reasons) == 2  # all reasons at once, those of CTranslate2 first
     assert re.search(reason, reasons[1])
     assert TARGETS["argos"].reasons(Experiment.model_validate({"data": both})) == []
 
@@ -247,7 +243,7 @@ def test_text_that_argos_cannot_prepare_is_refused_before_training(data: dict[st
 def test_vocabularies_that_do_not_fit_are_refused(text: Path, tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
-    tagged = trained_tokenizer(SENTENCES, 340, [">>fra<<"])  # as in an imported model: no corpus is known
+    tagged = trained_tokenizer(SENTENCES, 340, [">>fra<<"])  # as in an imported model, whose corpus is not known
     with pytest.raises(ExportError, match=r"begin with a tag \(>>fra<<\)"):
         export_model(model_directory(tmp_path / "a", tagged, tagged), "argos", tmp_path / "out", verify=text)
     model = io.BytesIO()
@@ -298,7 +294,7 @@ def test_a_user_names_the_package_and_adds_a_splitter(
         ("package_version=new", "a version such as 1.0"),
     ],
 )
-def test_metadata_that_cannot_be_is_refused(given: str, reason: str) -> None:
+def test_invalid_metadata_is_refused(given: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         package_choices([given], None)
 

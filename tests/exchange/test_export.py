@@ -1,4 +1,4 @@
-"""The exporter: its output is verified, and nothing is left behind if it does not match the model."""
+"""The exporter: its output is verified, and nothing is left behind if the output does not match the model."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_result_translates_alike(
 
 
 @pytest.mark.parametrize("to", ["ctranslate2", "huggingface", "ziggurat"])
-def test_rules_of_the_search_that_others_lack_are_left_out_and_reported(
+def test_search_rules_that_a_target_lacks_are_left_out_and_reported(
     to: str, written: Written, text: Path, tmp_path: Path, transformers: ModuleType
 ) -> None:
     decoding = {"endings": "fairseq", "prune": 0.5, "eos_margin": 0.0, "length_penalty": {"kind": "gnmt", "alpha": 1.0}}
@@ -87,10 +87,10 @@ def test_rules_of_the_search_that_others_lack_are_left_out_and_reported(
 
 
 @pytest.mark.parametrize("to", ["plain", "ziggurat"])
-def test_models_that_translate_in_bf16_or_with_a_shortlist_are_compared_without(
+def test_models_in_bf16_or_with_a_shortlist_are_compared_without_them(
     to: str, written: Written, listed: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounding to bf16 would change translations of a model that translates badly, such as one without layers."""
+    """Rounding to bf16 would change the translations of a bad model, such as one without layers."""
     seen: list[str] = []
 
     def watched(ours: Translator, theirs: Translator, *given: Any) -> ExportVerification:
@@ -120,7 +120,7 @@ def test_models_that_translate_in_bf16_or_with_a_shortlist_are_compared_without(
     ],
     ids=str,
 )
-def test_rules_that_act_are_written_or_left_out_and_reported(
+def test_effective_rules_are_written_or_left_out_and_reported(
     to: str,
     decoding: dict[str, Any],
     written_there: dict[str, Any],
@@ -147,7 +147,7 @@ def test_rules_that_act_are_written_or_left_out_and_reported(
         assert [t.text for t in ours.translate(SENTENCES, **searched)] != [t.text for t in free]
 
 
-def test_a_shortest_length_of_its_own_does_not_fail_the_check(
+def test_the_models_own_minimum_length_does_not_fail_the_check(
     written: Written, text: Path, tmp_path: Path, transformers: ModuleType
 ) -> None:
     path = written(residual="post", decoding={"min_length": 0})
@@ -155,9 +155,7 @@ def test_a_shortest_length_of_its_own_does_not_fail_the_check(
 
 
 @pytest.mark.slow
-def test_what_is_written_is_loaded_as_anybody_would(
-    written: Written, text: Path, tmp_path: Path, transformers: ModuleType
-) -> None:
+def test_the_export_loads_the_usual_way(written: Written, text: Path, tmp_path: Path, transformers: ModuleType) -> None:
     decoding = {"endings": "beam", "length_penalty": {"kind": "power", "alpha": 0.8}}
     path = written(residual="post", decoding=decoding)
     export_model(path, "huggingface", tmp_path / "out", verify=text)
@@ -206,7 +204,7 @@ def test_int8_is_verified_in_fp32_first_and_passes_the_gate(written: Written, te
     path = written()
     reference = tmp_path / "reference"
     reference.write_text("".join(f"{t.text}\n" for t in load_translator(path).translate(SENTENCES)))
-    packed = [tmp_path / "text.gz", tmp_path / "reference.gz"]  # texts are unpacked, as everywhere
+    packed = [tmp_path / "text.gz", tmp_path / "reference.gz"]  # compressed texts are accepted, as everywhere
     for plain, path_of_packed in zip((text, reference), packed, strict=True):
         path_of_packed.write_bytes(gzip.compress(plain.read_bytes()))
     gate = Gate(packed[0], packed[1], tolerance=100.0)
@@ -221,7 +219,7 @@ def test_int8_is_verified_in_fp32_first_and_passes_the_gate(written: Written, te
 
 
 class Other:
-    """A model that gives prepared translations."""
+    """A model that returns prepared translations."""
 
     def __init__(self, translations: list[Translation]) -> None:
         self.translations = translations
@@ -230,7 +228,7 @@ class Other:
         return self.translations
 
 
-def test_a_test_set_that_does_not_pair_up_is_noticed_before_anything_is_written(
+def test_a_misaligned_test_set_is_reported_before_anything_is_written(
     written: Written, text: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "short").write_text("one line\n")
@@ -265,7 +263,7 @@ def test_the_gate_refuses(written: Written, text: Path, tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     "to", [pytest.param(to, marks=[] if to == "huggingface" else pytest.mark.slow) for to in TARGETS]
 )
-def test_exporting_says_nothing_that_its_libraries_think(
+def test_exporting_prints_no_messages_of_its_libraries(
     to: str, written: Written, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     as_marian = {"residual": "post", "embedding": {"zero_start": True}} if to == "marian" else {}
@@ -284,7 +282,7 @@ def test_exporting_says_nothing_that_its_libraries_think(
 def test_ties_are_distinguished_from_differences(written: Written) -> None:
     path = written()
     opened = load_translator(path)
-    model = open_model(path, device="cpu").model  # not packed, so that its weights can be changed
+    model = open_model(path, device="cpu").model  # not packed, so that the weights can be changed
     ours = Translator(model, opened.source_tokenizer, opened.target_tokenizer, opened.decoding)
     options = search_settings(100, 20)
     translations = ours.translate_stream(SENTENCES, **options)
@@ -293,7 +291,7 @@ def test_ties_are_distinguished_from_differences(written: Written) -> None:
     tokens = ours.target_tokenizer
     names = tokens.pieces(range(tokens.size))
     used, twin = names.index(first.hypotheses[0].tokens[0]), 300
-    with torch.no_grad():  # the twin of a token is exactly as likely everywhere, and is read in the same way
+    with torch.no_grad():  # a token's twin is exactly as likely everywhere, and has the same embedding
         model.output.weight[twin] = model.output.weight[used]
         model.output.bias[twin] = model.output.bias[used]
     mine = next(iter(ours.translate_stream(lines, **options)))
@@ -308,10 +306,8 @@ def test_ties_are_distinguished_from_differences(written: Written) -> None:
         assert getattr(found, kind) == 1, kind
 
 
-def test_a_toolkit_may_share_out_the_probability_of_what_is_never_written(written: Written) -> None:
-    """The model gives padding much of the probability, as label smoothing does in a small vocabulary, so that long
-    texts lose.
-    """
+def test_a_toolkit_may_redistribute_the_probability_of_tokens_never_written(written: Written) -> None:
+    """The model gives padding much probability, as label smoothing does in a small vocabulary; long texts suffer."""
     opened = load_translator(path := written())
     options = search_settings(100, 20)
 
@@ -334,7 +330,7 @@ def test_a_toolkit_may_share_out_the_probability_of_what_is_never_written(writte
     assert compare(ours, Other(others), lines, options).ties == len(unlike)
 
 
-def test_what_takes_long_is_said_before(written: Written, text: Path, tmp_path: Path) -> None:
+def test_slow_work_is_announced(written: Written, text: Path, tmp_path: Path) -> None:
     said: list[str] = []
     export_model(written(), "plain", tmp_path / "out", verify=text, lines=2, say=said.append)
     assert [line.partition(":")[0] for line in said] == [str(tmp_path / "model"), "comparing it with the model"]
@@ -356,13 +352,13 @@ def test_folders_and_options_of_others_are_left_alone(written: Written, text: Pa
         export_model(path, "plain", tmp_path / "out", verify=empty)
 
 
-def test_without_text_of_its_own_embedded_sentences_are_taken(written: Written, tmp_path: Path) -> None:
+def test_without_own_text_embedded_sentences_are_used(written: Written, tmp_path: Path) -> None:
     report = export_model(written(), "ziggurat", tmp_path / "out", lines=5)
     assert report["verification"]["text"] == "embedded sentences (Babel)"
     assert report["verification"]["lines"] + report["verification"]["left_out"] == 5
 
 
-def test_a_store_that_cannot_be_read_is_not_passed_over(written: Written, tmp_path: Path) -> None:
+def test_an_unreadable_store_is_an_error(written: Written, tmp_path: Path) -> None:
     path = written()
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "manifest.json").write_text("{")
@@ -429,7 +425,7 @@ def test_a_shortlist_goes_into_the_folder_of_ctranslate2(
     free = [t.text for t in CTranslate2Translator(tmp_path / "out", shortlist=None).translate_stream(SENTENCES)]
     assert free == [t.text for t in load_translator(path).translate_stream(SENTENCES)]
     assert free != found
-    known = ModelChoice((str(tmp_path / "out"),)).identified().settings  # of a job: the list is not in `model.bin`
+    known = ModelChoice((str(tmp_path / "out"),)).identified().settings  # in jobs: the list is not in `model.bin`
     assert known["shortlist"] == fingerprint(tmp_path / "out" / "vmap.txt")
     for asked in ({"shortlist": listed}, {"shortlist": "other"}):
         with pytest.raises(ConfigError, match="export the model with it"):
@@ -442,7 +438,7 @@ def test_a_shortlist_goes_into_the_folder_of_ctranslate2(
 @pytest.mark.parametrize(
     ("same", "gate", "hinted"), [(49, {}, True), (50, {}, False), (1, {"before": 30.0, "after": 29.9}, False)]
 )
-def test_few_lines_as_before_are_reported_where_bleu_was_not_compared(
+def test_few_unchanged_lines_are_reported_where_bleu_was_not_compared(
     same: int, gate: dict[str, float], hinted: bool, tmp_path: Path
 ) -> None:
     report: dict[str, Any] = {

@@ -32,7 +32,7 @@ def test_programs_translate_as_the_model_does(
     export_model(path, target, tmp_path / FOLDERS[target], verify=text)
     monkeypatch.chdir(tmp_path)
     translations = load_translator(path).translate(SENTENCES)
-    # Toolkits rank unfinished outputs differently, so a sentence that a random model ends replaces the example.
+    # Toolkits rank unfinished outputs differently, so the example is replaced by a sentence that the random model ends.
     expected = next(
         t for t in translations if t.hypotheses[0].finished and t.text.isprintable() and "\ufffd" not in t.text
     )

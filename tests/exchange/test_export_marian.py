@@ -1,4 +1,4 @@
-"""Our models as Marian files: read back they compute the same, and Marian itself translates the same."""
+"""Our models as Marian files: they compute the same when read back, and Marian itself gives the same translations."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "without positions": POST | {"embedding": {"zero_start": True, "positions": "none"}, "norm": "rms"},
     "swish, wider decoder": POST | {"activation": "silu", "encoder": {"d_ff": 40}},
 }
-"""MODELS are choices for our models, covering each way in which Marian's can differ."""
+"""MODELS are choices for our models that cover every way in which Marian's can differ."""
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_files_read_again_compute_the_same(
 
 @pytest.mark.usefixtures("without_marian")
 @pytest.mark.parametrize("sharing", ["all", "decoder", "none"])
-def test_matrices_are_shared_after_the_way_back_as_before(
+def test_matrices_are_still_shared_when_read_back(
     sharing: str, written: Written, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     folder, _ = exported(written, tmp_path, POST | {"embedding": {"zero_start": True, "sharing": sharing}})
@@ -94,7 +94,7 @@ def test_matrices_are_shared_after_the_way_back_as_before(
 
 
 @pytest.mark.usefixtures("without_marian")
-def test_the_folder_is_one_that_marian_and_import_read(written: Written, tmp_path: Path) -> None:
+def test_marian_and_import_can_read_the_folder(written: Written, tmp_path: Path) -> None:
     decoding = {"beam_size": 3, "length_penalty": {"kind": "power", "alpha": 0.5}}
     folder, _ = exported(written, tmp_path, POST | SSRU | {"decoding": decoding})
     files = {path.name for path in folder.iterdir()}
@@ -113,7 +113,7 @@ def test_the_folder_is_one_that_marian_and_import_read(written: Written, tmp_pat
 
 
 @pytest.mark.usefixtures("without_marian")
-def test_marians_own_search_is_the_same_after_the_way_back(written: Written, tmp_path: Path) -> None:
+def test_marians_own_search_is_the_same_when_read_back(written: Written, tmp_path: Path) -> None:
     decoding: dict[str, Any] = {
         "endings": "marian",
         "beam_size": 3,
@@ -144,7 +144,7 @@ def test_marians_own_search_is_the_same_after_the_way_back(written: Written, tmp
         ({"encoder": {"heads": 4}}, "encoder.heads"),
     ],
 )
-def test_what_marian_does_not_compute_is_refused_by_the_key(
+def test_unsupported_settings_are_refused_by_key(
     choices: dict[str, Any], key: str, written: Written, tmp_path: Path
 ) -> None:
     with pytest.raises(ExportError, match=key):
@@ -171,7 +171,7 @@ def test_marian_gives_the_same_scores(name: str, written: Written, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.skipif(marian_program() is None, reason=WITHOUT_MARIAN)
-def test_a_model_is_verified_by_the_translations_of_marian(written: Written, tmp_path: Path) -> None:
+def test_a_model_is_verified_by_marians_translations(written: Written, tmp_path: Path) -> None:
     folder, report = exported(written, tmp_path, POST)
     assert report["verification"]["by"] == "pymarian"
     found = MarianTranslator(folder).translate_stream(SENTENCES, **report["verification"]["settings"])

@@ -1,4 +1,4 @@
-"""fairseq checkpoints of all ages: names and options of 2017 to 2022, odd dictionary lines, other dictionaries.
+"""fairseq checkpoints of all versions: names and options from 2017 to 2022, odd dictionary lines, wrong dictionaries.
 
 fairseq itself is not installed here; the rules come from its repository (dictionary.py, functions upgrade_state_dict).
 """
@@ -70,7 +70,7 @@ def parameters(rows: tuple[int, int], seed: int = 3) -> dict[str, Tensor]:
 
 
 def write(path: Path, model: dict[str, Tensor], changed: Change | None = None, **options: Any) -> Path:
-    """Write a checkpoint as fairseq 0.12 does for a model from before its nested options."""
+    """Write a checkpoint as fairseq 0.12 does for a model that is older than nested options."""
     content = {"args": None, "cfg": {"model": argparse.Namespace(**OPTIONS, **options)}, "model": model}
     if changed is not None:
         changed(content)
@@ -92,7 +92,7 @@ def imported(tmp_path: Path, checkpoint: Path, *dictionaries: Path, **more: Any)
 
 
 def old_names(model: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters as checkpoints of 2018 have them."""
+    """Return the parameters under the names in checkpoints of 2018."""
     old: dict[str, Tensor] = {}
     numbers = {"self_attn_layer_norm": 0, "encoder_attn_layer_norm": 1, "final_layer_norm": 2}
     for key, tensor in model.items():
@@ -110,7 +110,7 @@ def old_names(model: dict[str, Tensor]) -> dict[str, Tensor]:
     return old | {f"{name}.embed_positions.weights": torch.zeros(3, 8) for name in ("encoder", "decoder")}
 
 
-def test_names_of_2018_give_the_model_of_todays_names(tmp_path: Path) -> None:
+def test_names_of_2018_give_the_same_model(tmp_path: Path) -> None:
     model = parameters((8, 8))
     model["decoder.output_projection.weight"] = torch.randn(8, 8)
     dictionary = words(tmp_path / "dict.txt", LINES)
@@ -130,7 +130,7 @@ def test_names_of_2018_give_the_model_of_todays_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda names, model: names.pop("decoder.output_projection.weight"),  # it is the embedding
+        lambda names, model: names.pop("decoder.output_projection.weight"),  # the embedding replaces it
         lambda names, model: names.update({"encoder.embed_positions._float_tensor": torch.zeros(1)}),
         lambda names, model: names.update({"encoder.layers.0.in_proj_weight": torch.zeros(1)}),  # for inference
         lambda names, model: [names.pop(f"{side}.version") for side in ("encoder", "decoder")],
@@ -139,7 +139,7 @@ def test_names_of_2018_give_the_model_of_todays_names(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_checkpoints_between_the_ages(change: Any, tmp_path: Path) -> None:
+def test_checkpoints_between_the_versions(change: Any, tmp_path: Path) -> None:
     model = parameters((8, 8))
     dictionary = words(tmp_path / "dict.txt", LINES)
     today = imported(tmp_path, write(tmp_path / "new.pt", model), dictionary)
@@ -188,7 +188,7 @@ def test_more_layers_than_the_options_say_are_refused(stack: str, number: str, t
 
 
 def rows_of(tmp_path: Path, checkpoint: Path) -> dict[str, int]:
-    """Return the source matrix row of each piece of the imported model."""
+    """Return, for each piece of the imported model, its row in the source matrix."""
     theirs = torch.load(checkpoint, weights_only=False)["model"]["encoder.embed_tokens.weight"]
     ours = load_file(tmp_path / "out" / "model.safetensors")["source_embedding.tokens.weight"]
     source, _ = load_tokenizers(tmp_path / "out")
@@ -244,14 +244,14 @@ def test_any_tokens_have_their_rows(tmp_path: Path, tokens: list[str], more: int
     assert [found[token] for token in tokens] == list(range(CONTROL, CONTROL + len(tokens)))
 
 
-def test_a_token_twice_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_a_duplicate_token_is_refused_with_its_line(tmp_path: Path) -> None:
     checkpoint = write(tmp_path / "a.pt", parameters((7, 7)))
-    for lines, said in (
+    for lines, message in (
         (["the 9", "s 3", "the 5"], "line 3: 'the' is listed twice"),
         (["<pad> 9", "s 3", "the 5"], "line 1: '<pad>' is listed twice"),
         (["the 9", "", "s 3"], "line 2: no token"),
     ):
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             imported(tmp_path, checkpoint, words(tmp_path / "dict.txt", lines))
 
 
@@ -269,7 +269,7 @@ def test_dictionaries_of_another_model_are_refused(tmp_path: Path) -> None:
     english = words(tmp_path / "dict.en.txt", [*LINES, "runs 1"])
     other = words(tmp_path / "dict.txt", ["red 1", *LINES[:-1]])
     apart, equal = (write(tmp_path / f"{n}.pt", parameters(rows)) for n, rows in enumerate([(8, 9), (8, 8)]))
-    for checkpoint, dictionaries, said in (
+    for checkpoint, dictionaries, message in (
         (apart, [german], "target: the dictionary .* has 8 tokens, the model 9 rows"),
         (apart, [english], "source: the dictionary .* has 9 tokens, the model 8 rows"),
         (apart, [english, german], "source: .*; target: .*; the model translates de to en: name dict.de.txt first"),
@@ -280,13 +280,13 @@ def test_dictionaries_of_another_model_are_refused(tmp_path: Path) -> None:
         ),
         (equal, [words(tmp_path / "dict.short.txt", LINES[:-1])], "has 7 tokens, the model 8 rows"),
     ):
-        with pytest.raises(ExportError, match=said):
+        with pytest.raises(ExportError, match=message):
             imported(tmp_path, checkpoint, *dictionaries)
     imported(tmp_path, apart, german, english)
     imported(tmp_path, equal, german, other)
 
 
-def test_one_dictionary_for_matrices_of_two_is_reported(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_one_dictionary_for_two_matrices_is_reported(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     model, dictionary = parameters((8, 8)), words(tmp_path / "dict.txt", LINES)
     with pytest.warns(UserWarning, match="--joined-dictionary"):
         imported(tmp_path, write(tmp_path / "two.pt", model), dictionary)
@@ -305,7 +305,7 @@ def test_dictionaries_of_one_length_in_the_wrong_order_are_known_by_their_names(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"task": "translation_multi_simple_epoch", "langs": "de,en,fr"}, "several languages .de,en,fr."),
         ({"task": "multilingual_translation", "lang_pairs": "de-en,fr-en"}, "several languages .de-en,fr-en."),
@@ -318,8 +318,8 @@ def test_dictionaries_of_one_length_in_the_wrong_order_are_known_by_their_names(
     ],
 )
 @pytest.mark.parametrize("nested", [False, True])
-def test_models_of_several_languages_are_refused_as_such(
-    options: dict[str, Any], said: str, nested: bool, tmp_path: Path
+def test_multilingual_models_are_refused_as_such(
+    options: dict[str, Any], message: str, nested: bool, tmp_path: Path
 ) -> None:
     def changed(content: dict[str, Any]) -> None:
         model, task = OPTIONS | options, {key: value for key, value in options.items() if key != "arch"}
@@ -329,11 +329,11 @@ def test_models_of_several_languages_are_refused_as_such(
         content["cfg"] = {"model": argparse.Namespace(**model), "task": task}
 
     checkpoint = write(tmp_path / "multi.pt", parameters((8, 8)), changed)
-    with pytest.raises(ExportError, match=said):  # before dictionaries are requested
+    with pytest.raises(ExportError, match=message):  # before dictionaries are requested
         import_checkpoint(checkpoint, tmp_path / "out")
 
 
-def test_stacks_by_language_pair_are_of_several_languages(tmp_path: Path) -> None:
+def test_models_with_a_stack_per_language_pair_are_multilingual(tmp_path: Path) -> None:
     model = {f"models.de-en.{key}": tensor for key, tensor in parameters((8, 8)).items()}
     with pytest.raises(ExportError, match="several languages"):
         import_checkpoint(write(tmp_path / "multi.pt", model), tmp_path / "out")
@@ -343,7 +343,7 @@ def pieces(tokenizer: SentencePieceTokenizer) -> list[str]:
     return tokenizer.pieces(range(3, tokenizer.size - 1))
 
 
-def test_a_segmenter_of_other_text_is_refused_and_one_of_this_text_is_not(tmp_path: Path) -> None:
+def test_only_a_segmenter_of_other_text_is_refused(tmp_path: Path) -> None:
     own = trained(SENTENCES)
     listed = pieces(SentencePieceTokenizer(own))
     (tmp_path / "own.model").write_bytes(own)
@@ -360,7 +360,7 @@ def test_a_segmenter_of_other_text_is_refused_and_one_of_this_text_is_not(tmp_pa
 
 @pytest.mark.filterwarnings("default:.*its tokens are pieces of")
 @pytest.mark.parametrize(
-    ("tokens", "said"),
+    ("tokens", "message"),
     [
         (["▁the", "▁house", "s"], r"pieces of SentencePiece.*--sentencepiece"),
         (["the", "house@@", "s"], r"pieces of subword-nmt.*joined again"),
@@ -371,10 +371,10 @@ def test_a_segmenter_of_other_text_is_refused_and_one_of_this_text_is_not(tmp_pa
         (["the", "\uffedhouse", "s"], r"pieces of pyonmttok"),
     ],
 )
-def test_pieces_without_a_segmenter_are_reported(tokens: list[str], said: str, tmp_path: Path) -> None:
+def test_pieces_without_a_segmenter_are_reported(tokens: list[str], message: str, tmp_path: Path) -> None:
     checkpoint = write(tmp_path / "a.pt", parameters((7, 7)))
     dictionary = words(tmp_path / "dict.txt", [f"{token} 1" for token in tokens])
-    with pytest.warns(UserWarning, match=said):
+    with pytest.warns(UserWarning, match=message):
         imported(tmp_path, checkpoint, dictionary)
 
 

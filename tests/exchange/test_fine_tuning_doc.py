@@ -33,7 +33,7 @@ QUICK += ["training.diagnostics.every_updates=null", "training.log_every_updates
 
 
 def commands() -> list[list[str]]:
-    """Return the commands of the page as a shell would pass them."""
+    """Return the page's commands, split as a shell would split them."""
     lines = [line for block in reversed(blocks(PAGE)) for line in block.replace("\\\n", " ").splitlines()]
     order = sorted((line for line in lines if line.startswith("ziggurat ")), key=lambda line: PAGE.index(line[:60]))
     return [shlex.split(line)[1:] for line in order]
@@ -69,17 +69,17 @@ def test_every_command_of_the_page_works(
         unlike = [name for name in before if not torch.equal(before[name], after[name])]
         assert len(unlike) >= changed, run
         losses = [record["nll"] for record in records(tmp_path / "runs" / run, "train")]
-        assert all(0 < loss < 20 for loss in losses), run  # not 10^6, as with the bias of -1e9
+        assert all(0 < loss < 20 for loss in losses), run  # with the bias of -1e9 it would be 10^6
         if run == "lora":
             assert all(name.endswith(("qkv_proj.weight", "q_proj.weight", "kv_proj.weight")) for name in unlike)
-    # An epoch is the user's own text and as much of the general one.
+    # An epoch is the user's own text and the same amount of general text.
     mixed, stages = Store.open("stores/mixed").train, load_experiment("runs/mixed/config.yaml").data.stages
     assert (
         np.bincount(mixed.corpora[CorpusMix(mixed, stages, 1.0, seed=1).chosen(0)]).tolist() == [len(SENTENCES) * 2] * 2
     )
     log = Path("runs/mine/log.txt").read_text(encoding="utf-8")
     assert "tokens that its output bias rules out have no loss" in log
-    # A separate vocabulary is refused with the way out.
+    # A separate vocabulary is refused, and the message names the way out.
     own = ["data.store=other", "data.subword={kind: unigram, vocabulary_size: 320}", *typed[1][3:]]
     assert ziggurat("prepare", "imported/config.yaml", *own).status == 0
     wrong = ziggurat("train", "imported/config.yaml", *own, "training.start_from=imported", "-r", "w")

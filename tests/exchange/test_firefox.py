@@ -84,7 +84,7 @@ def test_the_writer_gives_the_bytes_that_marian_and_the_engine_know() -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
-def test_a_download_comes_over_by_its_names(packed: bool, tmp_path: Path) -> None:
+def test_a_download_is_imported_by_its_file_names(packed: bool, tmp_path: Path) -> None:
     report = import_checkpoint(bundle(tmp_path, packed=packed), tmp_path / "ours")
     experiment = load_experiment(tmp_path / "ours" / "config.yaml")
     assert (experiment.data.source_language, experiment.data.target_language) == ("qlo", "qhi")
@@ -107,7 +107,7 @@ def test_two_vocabularies_and_one_file_by_name(tmp_path: Path) -> None:
     assert report["kind"] == "marian"
 
 
-def test_an_export_is_a_folder_with_all_that_they_want(
+def test_an_export_has_all_files_that_firefox_needs(
     written: Written, tmp_path: Path, text: Path, listed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = export_model(exportable(written, monkeypatch), "firefox", tmp_path / "out", verify=text, shortlist=listed)
@@ -135,14 +135,14 @@ def test_an_export_is_a_folder_with_all_that_they_want(
 
 
 def exportable(written: Written, monkeypatch: pytest.MonkeyPatch, **choices: Any) -> Path:
-    """A model whose target vocabulary is treated as having a size that the engine accepts."""
+    """A model whose target vocabulary counts as having a size that the engine accepts."""
     monkeypatch.setattr("ziggurat.exchange.firefox._ROWS", 1)
     return written(**(SMALL | choices))
 
 
 def allowed(model: Path, listed: str) -> dict[str, set[str]]:
-    """Return, for each source piece, the pieces that a sentence of it alone allows, except that piece itself. Marian
-    always allows it.
+    """Return, for each source piece, the pieces that are allowed in a sentence of this piece alone, except the piece
+    itself. Marian always allows it.
     """
     source, target = load_tokenizers(model)
     table = read_shortlist(listed, source, target)
@@ -167,7 +167,7 @@ def allowed(model: Path, listed: str) -> dict[str, set[str]]:
         ({}, "a multiple of 8"),
     ],
 )
-def test_what_the_engine_does_not_compute_is_refused(
+def test_unsupported_models_are_refused(
     choices: dict[str, Any],
     reason: str,
     written: Written,
@@ -214,12 +214,12 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_folders_made_to_hurt_are_refused(case: str, tmp_path: Path) -> None:
+def test_malicious_folders_are_refused(case: str, tmp_path: Path) -> None:
     attack, reason = HOSTILE[case]
     folder = bundle(tmp_path, packed=True)
     attack(folder)
-    said = refusal(lambda: import_checkpoint(folder, tmp_path / "ours"))
-    assert reason in said, said
+    message = refusal(lambda: import_checkpoint(folder, tmp_path / "ours"))
+    assert reason in message, message
     assert not (tmp_path / "ours").exists()
 
 

@@ -124,7 +124,7 @@ def test_lengths_fold_into_gains_and_rows(residual: str) -> None:
     assert not any(name.endswith(".length") for name in tensors)
 
 
-def test_folding_moves_exactly_what_it_must() -> None:
+def test_folding_changes_only_what_it_must() -> None:
     config = config_of("admin")
     model = random_model(config)
     before = weights(model)
@@ -136,7 +136,7 @@ def test_folding_moves_exactly_what_it_must() -> None:
             for name in names:
                 at = f"{stack}.layers.{layer}."
                 if (layer, name) != (0, "self_attn"):
-                    # Only the query side of cross-attention: its keys and values read the memory.
+                    # Only the query side of cross-attention changes, because keys and values read the memory.
                     reads = {"self_attn": "qkv_proj", "cross_attn": "q_proj", "ffn": "in_proj"}[name]
                     expected.add(f"{at}{name}.{reads}.weight")
                 if (layer, name) != (layers - 1, names[-1]):  # the last norm of a stack stays
@@ -144,7 +144,7 @@ def test_folding_moves_exactly_what_it_must() -> None:
     assert changed == expected
 
 
-def test_omega_one_folds_anywhere() -> None:
+def test_an_omega_of_one_folds_anywhere() -> None:
     more: dict[str, Any] = {
         "encoder": {"history": "top_only"},
         "decoder": {"attention": "average", "history": "depth_weighted"},
@@ -160,7 +160,7 @@ def test_omega_one_folds_anywhere() -> None:
 
 
 @pytest.mark.parametrize("omega", ["log", "linear", "one"])
-def test_a_constant_omega_folds_into_the_maps_that_write(omega: str) -> None:
+def test_a_constant_omega_folds_into_the_maps_that_write_to_the_stream(omega: str) -> None:
     config = config_of("admin", init={"kind": "admin", "omega": omega}, decoder={"attention": "merged"})
     model = build_model(config, V, V, seed=3).double().eval()
     plain, _ = check_exact(model, config)
@@ -197,7 +197,7 @@ def test_folding_deepnorm_is_exact_with_an_epsilon_for_each_stack(more: dict[str
 
 
 def test_the_epsilon_matters() -> None:
-    """Without the stacks' own epsilons the folded DeepNorm is off by far more than rounding."""
+    """Without an epsilon per stack, folded DeepNorm is off by far more than rounding."""
     config = config_of("deepnorm", layer_norm_epsilon=0.01)
     model = random_model(config)
     folded, tensors = fold(config, weights(model))
@@ -290,10 +290,10 @@ def test_an_embedding_that_cannot_take_the_first_omega(embedding: dict[str, Any]
     with pytest.raises(NotPlainError) as refused:
         fold(config, weights(random_model(config, first=1.2)))
     assert len(refused.value.reasons) == stacks
-    for said in refused.value.reasons:
-        assert reason in said
-        assert "`model.wiring.omega_trainable: false`" in said
-        assert "--to ctranslate2" in said
+    for message in refused.value.reasons:
+        assert reason in message
+        assert "`model.wiring.omega_trainable: false`" in message
+        assert "--to ctranslate2" in message
 
 
 def test_a_trained_first_omega_is_refused_with_every_reason() -> None:
@@ -301,7 +301,7 @@ def test_a_trained_first_omega_is_refused_with_every_reason() -> None:
     with pytest.raises(ConfigError, match="not equal to any plain Transformer") as refused:
         fold(config, weights(random_model(config, first=1.2)))
     text = str(refused.value)
-    assert text.count("omega of") == 1 + 1 + 1  # both first ones, and the average attention of the second layer
+    assert text.count("omega of") == 1 + 1 + 1  # the first of each stack, and the second layer's average attention
     assert "omega of encoder.layers.0.self_attn is not 1" in text
     assert "omega of decoder.layers.0.self_attn is not 1" in text
     assert "omega of decoder.layers.1.self_attn is not 1, and not only linear maps read its input" in text
@@ -324,7 +324,7 @@ def test_a_trained_first_omega_is_refused_with_every_reason() -> None:
         ("pre", {"decoder": {"ranges": [{"layers": 1, "residual": "post"}]}}, "decoder: `ranges`: layers of several"),
     ],
 )
-def test_what_cannot_be_folded_is_refused(residual: str, more: dict[str, Any], reason: str) -> None:
+def test_models_that_cannot_be_folded_are_refused(residual: str, more: dict[str, Any], reason: str) -> None:
     config = config_of(residual, **more)
     with pytest.raises(ConfigError) as refused:
         fold(config, weights(random_model(config)))

@@ -64,8 +64,8 @@ def test_configurations_of_transformers(exported: Path, tmp_path: Path) -> None:
     plain = json.loads((exported / "config.json").read_text())
     for name, (changes, reason) in HUGGINGFACE.items():
         (exported / "config.json").write_text(json.dumps({**plain, **changes}))
-        said = refusal(lambda: import_checkpoint(exported, tmp_path / "back"))
-        assert reason in said, (name, said)
+        message = refusal(lambda: import_checkpoint(exported, tmp_path / "back"))
+        assert reason in message, (name, message)
     for key in ("eos_token_id", "encoder_layers", "scale_embedding"):
         (exported / "config.json").write_text(json.dumps({k: v for k, v in plain.items() if k != key}))
         assert f"no `{key}`" in refusal(lambda: import_checkpoint(exported, tmp_path / "back"))
@@ -87,12 +87,12 @@ def test_other_files_of_transformers(exported: Path, tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         shutil.copytree(exported, folder)
         attack(folder / name.split()[0])
-        said = refusal(lambda folder=folder: import_checkpoint(folder, tmp_path / "back"))  # type: ignore[misc]
-        assert reason in said, (name, said)
+        message = refusal(lambda folder=folder: import_checkpoint(folder, tmp_path / "back"))  # type: ignore[misc]
+        assert reason in message, (name, message)
 
 
 @pytest.mark.slow
-def test_weights_that_are_not_those_of_the_configuration(exported: Path, tmp_path: Path) -> None:
+def test_weights_that_do_not_match_the_configuration(exported: Path, tmp_path: Path) -> None:
     tensors = load_file(exported / "model.safetensors")
     positions = "model.encoder.embed_positions.weight"
     plain = json.loads((exported / "config.json").read_text())
@@ -111,7 +111,7 @@ def test_weights_that_are_not_those_of_the_configuration(exported: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_pickles_that_unpack_to_all_of_the_memory(exported: Path, tmp_path: Path) -> None:
+def test_pickles_that_would_fill_the_memory(exported: Path, tmp_path: Path) -> None:
     tensors = load_file(exported / "model.safetensors")
     view = {**tensors, "final_logits_bias": torch.zeros(1).expand(1 << 20, 1 << 20)}
     for name, content, reason in (("view", view, "not a tensor that the file holds"), ("zip", tensors, "compressed")):
@@ -126,8 +126,8 @@ def test_pickles_that_unpack_to_all_of_the_memory(exported: Path, tmp_path: Path
                 for entry in old.infolist():
                     new.writestr(entry.filename, bytes(entry.file_size))
             packed.replace(path)
-        said = refusal(lambda folder=folder: import_checkpoint(folder, tmp_path / "back"))  # type: ignore[misc]
-        assert reason in said, said
+        message = refusal(lambda folder=folder: import_checkpoint(folder, tmp_path / "back"))  # type: ignore[misc]
+        assert reason in message, message
     assert not (tmp_path / "back").exists()
 
 
@@ -146,7 +146,7 @@ def test_checkpoints_of_fairseq(written: Written, tokenizer: SentencePieceTokeni
     assert "decoder_embed_dim" in said(lambda c: vars(c["cfg"]["model"]).pop("decoder_embed_dim"))
     assert "encoder_layers" in said(lambda c: vars(c["cfg"]["model"]).update(encoder_layers=10**9))
     assert "no parameter encoder.embed_tokens" in said(lambda c: c["model"].pop("encoder.embed_tokens.weight"))
-    # A tensor with one number that claims to have a million million.
+    # A tensor with one number that claims to have 10^12 of them.
     view = torch.zeros(1).expand(1 << 20, 1 << 20)
     assert "not a tensor that the file holds" in said(
         lambda c: c["model"].update({"decoder.embed_tokens.weight": view})
@@ -202,7 +202,7 @@ KINDS = {"transformers": ("model.safetensors", "vocab.json"), "marian": ("model.
 @pytest.mark.parametrize(
     "name", ["a b", "-x", "[x]*?", "a\nb", "\u6f22\u5b57", "a.npz", "a.bin", "~", "%s", "$HOME", "a:b"]
 )
-def test_a_folder_may_be_called_anything(name: str, kind: str, tmp_path: Path) -> None:
+def test_a_folder_may_have_any_name(name: str, kind: str, tmp_path: Path) -> None:
     import_checkpoint(of_kind(kind, tmp_path / name), tmp_path / "out")
     link = tmp_path / "link"
     link.symlink_to(tmp_path / name)
@@ -210,13 +210,13 @@ def test_a_folder_may_be_called_anything(name: str, kind: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_but_names_are_utf_8(kind: str, tmp_path: Path) -> None:
+def test_names_must_be_utf_8(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not UTF-8"):
         import_checkpoint(of_kind(kind, tmp_path / os.fsdecode(b"a\xff")), tmp_path / "out")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_links_may_lead_to_files_of_the_folder_only(kind: str, tmp_path: Path) -> None:
+def test_links_may_only_lead_to_files_in_the_folder(kind: str, tmp_path: Path) -> None:
     for number, name in enumerate((*KINDS[kind], "source.spm", "target.spm")):
         folder = of_kind(kind, tmp_path / f"{number}")
         file, other = folder / name, folder / "other"
@@ -237,7 +237,7 @@ def test_links_may_lead_to_files_of_the_folder_only(kind: str, tmp_path: Path) -
                 import_checkpoint(folder, tmp_path / "out", force=True)
 
 
-def test_of_two_models_the_other_is_named(tmp_path: Path) -> None:
+def test_with_two_models_the_other_is_named(tmp_path: Path) -> None:
     for number, other in enumerate(("pytorch_model.bin", "opus.npz", "tf_model.h5", "model.fp16.safetensors")):
         folder = of_kind("transformers", tmp_path / f"{number}")
         (folder / other).write_bytes(b"x")
@@ -252,7 +252,7 @@ def test_of_two_models_the_other_is_named(tmp_path: Path) -> None:
         import_checkpoint(folder, tmp_path / "out", force=True)
 
 
-def test_of_two_models_of_marian_the_other_is_named(tmp_path: Path) -> None:
+def test_with_two_marian_models_the_other_is_named(tmp_path: Path) -> None:
     folder = of_kind("marian", tmp_path / "in")
     (folder / "model.bin").write_bytes(struct.pack("<Q", 1) + b"x")
     (folder / "decoder.yml").unlink()
@@ -268,7 +268,7 @@ def test_of_two_models_of_marian_the_other_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [[], ["Model.NPZ"], ["deep"], ["config (1).json", "model.safetensors"]])
-def test_a_folder_without_a_model_says_what_it_has(names: list[str], tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_described(names: list[str], tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for name in names:
         (tmp_path / "in" / name).write_bytes(b"x")

@@ -41,7 +41,7 @@ SIZES = {
 
 
 def their_ids(tokenizer: SentencePieceTokenizer) -> dict[str, int]:
-    """Return the pieces in a different order from ours, without the tag."""
+    """Return our pieces in a different order, without the tag."""
     pieces = [p for p in tokenizer.pieces(range(tokenizer.size - 1)) if p not in ("<s>", "<pad>", "</s>", "<unk>")]
     return {piece: number for number, piece in enumerate(["<s>", "<pad>", "</s>", "<unk>", *reversed(pieces)])}
 
@@ -93,10 +93,10 @@ def test_a_model_of_transformers_computes_the_same(
     torch.testing.assert_close(found[:, : len(order)], wanted[:, order], **CLOSE)
 
 
-def test_m2m100_is_refused_where_its_tokenizer_has_the_languages(
+def test_m2m100_is_refused_if_its_tokenizer_has_the_languages(
     tokenizer: SentencePieceTokenizer, transformers: ModuleType, tmp_path: Path
 ) -> None:
-    """The folder is as its own tokenizer writes it: vocab.json has no language code."""
+    """The model's own tokenizer writes the folder, so vocab.json has no language code."""
     ids, folder = their_ids(tokenizer), tmp_path / "theirs"
     (tmp_path / "ids").write_text(json.dumps(ids))
     theirs = transformers.M2M100Tokenizer(str(tmp_path / "ids"), str(_model(tokenizer, tmp_path / "spm")))
@@ -113,7 +113,7 @@ def test_m2m100_is_refused_where_its_tokenizer_has_the_languages(
 
 
 @pytest.mark.slow
-def test_there_and_back(written: Written, text: Path, tmp_path: Path, transformers: ModuleType) -> None:
+def test_export_and_import(written: Written, text: Path, tmp_path: Path, transformers: ModuleType) -> None:
     decoding = {"length_penalty": {"kind": "power", "alpha": 1.0}}
     path = written(residual="post", embedding={"zero_start": True}, decoding=decoding)
     export_model(path, "huggingface", tmp_path / "out", verify=text)
@@ -141,7 +141,7 @@ def test_special_tokens_that_no_text_contains_are_tags(key: str, tokenizer: Sent
 
 
 def fairseq_checkpoint(path: Path, folder: Path, *, learned: bool, **options: Any) -> Path:
-    """Write a checkpoint in fairseq's layout of the model in `path`, with rows in the dictionary's order."""
+    """Write the model in `path` as a checkpoint in fairseq's layout, with rows in the dictionary's order."""
     opened = open_model(path)
     config = opened.experiment.model
     anatomy = dissect(config, weights(opened.model), 64)
@@ -212,7 +212,7 @@ def test_a_fairseq_checkpoint_computes_the_same(
     assert report["sharing"] == "none"
     ours = open_model(tmp_path / "ours").model
     source, target = tokenizer.encode(SENTENCES[:2])
-    # The first four rows are control symbols, in a different order: fairseq's </s> is row 2, and starts the target.
+    # The first four rows are control symbols in a different order; fairseq's </s>, which starts the target, is row 2.
     wanted = log_probabilities(original, [*source, 2], [2, *target])
     found = log_probabilities(ours, [*source, tokenizer.eos], [tokenizer.bos, *target])
     order = [1, 3, 0, 2, *range(4, tokenizer.size - 1)]  # without the tag, which the imported model does not have
@@ -220,7 +220,7 @@ def test_a_fairseq_checkpoint_computes_the_same(
     torch.testing.assert_close(found, wanted[:, order].log_softmax(-1), **CLOSE)
 
 
-def test_a_line_of_fairseqs_dictionary_ends_with_a_line_feed_alone(tmp_path: Path) -> None:
+def test_only_a_line_feed_ends_a_line_of_fairseqs_dictionary(tmp_path: Path) -> None:
     tokens = ["the", "\u2028", "a\x85b", "\x0b", "bar"]
     content = "".join(f"{token} 1{end}" for token, end in zip(tokens, ("\n", "\r\n", *"\n\n\n"), strict=True))
     control = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}

@@ -51,7 +51,7 @@ def models() -> dict[str, bytes]:
 
 def pieces_of(model: bytes) -> list[str]:
     tokenizer = SentencePieceTokenizer(model)
-    return tokenizer.pieces(range(3, tokenizer.size - 1))  # without <unk>, <s>, </s> and our padding
+    return tokenizer.pieces(range(3, tokenizer.size - 1))  # without <unk>, <s>, </s> and our padding token
 
 
 Folder = Callable[..., Path]
@@ -59,7 +59,7 @@ Folder = Callable[..., Path]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
-    """Write a folder like an unpacked download of OPUS-MT, with a list of pieces for both sides or one each."""
+    """Write a folder like an unpacked download of OPUS-MT, with one list of pieces for both sides or one for each."""
 
     def write(options: dict[str, Any] = POST_NORM, separate: bool = False, seed: int = 5) -> Path:
         path = tmp_path / "opus"
@@ -103,7 +103,7 @@ UNTIED = PRE_NORM | {"tied-embeddings": False, "output-omit-bias": True}
         (POST_NORM | {"transformer-ffn-activation": "relu", "transformer-heads": 2}, False, "all"),
     ],
 )
-def test_an_imported_model_computes_what_marian_computes(
+def test_an_imported_model_computes_the_same_as_marian(
     options: dict[str, Any], separate: bool, sharing: str, folder: Folder, tmp_path: Path
 ) -> None:
     path = folder(options, separate)
@@ -138,7 +138,7 @@ def test_a_folder_of_opus_mt_is_imported_by_the_documented_command(
     path = folder()
     assert ziggurat("import", path, "--languages", "de-en", "--out", tmp_path / "ours").status == 0
     ours = load_translator(tmp_path / "ours")
-    # CTranslate2 reads the file itself; it only computes positions differently, so it gets Marian's.
+    # CTranslate2 reads the file itself, but gets Marian's positions, because it computes them differently.
     arrays = arrays_of(path / "opus.npz")
     write_npz(path / "other.npz", {**arrays, "Wpos": position_table(1024, 16)}, POST_NORM, block=1)
     vocabulary = path / "opus.vocab.yml"
@@ -156,11 +156,9 @@ def test_a_folder_of_opus_mt_is_imported_by_the_documented_command(
 
 
 def test_a_vocabulary_that_is_a_sentencepiece_model(tmp_path: Path) -> None:
-    """As trained by Marian itself and in Firefox Translations: one SentencePiece model for both sides, with its own
-    ids.
-    """
-    model = trained(SENTENCES, bos_id=-1, eos_id=0, unk_id=1)  # set by Marian when it trains one
-    rows = SentencePieceTokenizer(model).size - 2  # without padding and begin-of-sentence, which are ours
+    """Marian and Firefox Translations train such models: one SentencePiece model for both sides, with its own ids."""
+    model = trained(SENTENCES, bos_id=-1, eos_id=0, unk_id=1)  # Marian trains them with these settings
+    rows = SentencePieceTokenizer(model).size - 2  # without padding and begin-of-sentence, which only we have
     (tmp_path / "joint.spm").write_bytes(model)
     write_npz(tmp_path / "model.npz", random_arrays(POST_NORM, (rows, rows), 3), POST_NORM)
     with pytest.raises(DataError, match="--dictionary"):
@@ -183,7 +181,7 @@ def test_a_vocabulary_that_is_a_sentencepiece_model(tmp_path: Path) -> None:
     assert scored.token_log_probabilities == pytest.approx(gold.tolist(), abs=1e-4)
 
 
-def test_text_that_is_segmented_already(tmp_path: Path) -> None:
+def test_already_segmented_text(tmp_path: Path) -> None:
     tokens = ["</s>", "<unk>", "the", "ho@@", "use"]
     write_vocabulary(tmp_path / "vocab.yml", tokens)
     write_npz(tmp_path / "model.npz", random_arrays(POST_NORM, (5, 5), 3), POST_NORM)
@@ -196,7 +194,7 @@ def test_text_that_is_segmented_already(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ending", ["yml", "txt"])
 @pytest.mark.parametrize("segmented", [True, False])
 def test_rows_beyond_the_vocabulary_keep_their_probability(segmented: bool, ending: str, tmp_path: Path) -> None:
-    """As `--dim-vocabs` above the size of a list of tokens makes them; label smoothing gives them probability."""
+    """`--dim-vocabs` above the size of a token list creates such rows, and label smoothing gives them probability."""
     tokens = ["</s>", "<unk>", *pieces_of(models()["source"])]
     rows = len(tokens) + 20
     vocabulary = tmp_path / f"vocab.{ending}"
@@ -216,11 +214,11 @@ def test_rows_beyond_the_vocabulary_keep_their_probability(segmented: bool, endi
 
 
 def test_rows_beyond_a_sentencepiece_model_keep_their_probability(tmp_path: Path) -> None:
-    """As padding of a matrix to a round number makes them; Marian decodes with such a model."""
+    """Padding a matrix to a round number creates such rows; Marian decodes with such a model."""
     model = trained(SENTENCES, bos_id=-1, eos_id=0, unk_id=1)
     (tmp_path / "joint.spm").write_bytes(model)
     tokenizer = SentencePieceTokenizer(model)
-    known = tokenizer.size - 2  # without padding and begin-of-sentence, which are ours
+    known = tokenizer.size - 2  # without padding and begin-of-sentence, which only we have
     write_npz(tmp_path / "model.npz", random_arrays(POST_NORM, (known + 20, known + 20), 3), POST_NORM)
     assert_rows_count(tmp_path, tmp_path / "joint.spm", SENTENCES[0], tokenizer.encode(SENTENCES[:1])[0], known)
     source, target = load_tokenizers(tmp_path / "ours")
@@ -255,7 +253,7 @@ def test_bytes_of_control_characters_are_not_written(tmp_path: Path) -> None:
     assert set(usual.text) == {"\a"}
 
 
-# Without YAML's line ends: PyYAML writes such text over several lines, Marian as `\x85`.
+# Without the line ends of YAML, because PyYAML writes such text over several lines and Marian as `\x85`.
 TOKENS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\x85\u2028\u2029"), min_size=1)
 
 
@@ -271,7 +269,7 @@ def test_vocabularies_of_any_tokens(tmp_path_factory: pytest.TempPathFactory, to
 
 
 @pytest.mark.slow
-def test_what_is_not_plain_is_refused_with_all_reasons(folder: Folder, tmp_path: Path) -> None:
+def test_unsupported_models_are_refused_with_all_reasons(folder: Folder, tmp_path: Path) -> None:
     path = folder()
     arrays = arrays_of(path / "opus.npz")
 

@@ -1,4 +1,4 @@
-"""Marian's binary models, compared with the .npz files from which they were made, and damaged in all ways."""
+"""Marian's binary models, compared with the .npz files from which they were made, and damaged in every way."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def int8(values: Any, factor: float) -> bytes:
     return np.asarray(values, np.int8).tobytes() + struct.pack("<f", factor) + bytes(60)
 
 
-def test_every_weight_is_that_of_the_npz_file_but_for_its_rounding() -> None:
+def test_every_weight_equals_that_of_the_npz_file_up_to_rounding() -> None:
     before = read_weights(MODELS / "ssru.npz")
     after = read_weights(MODELS / "ssru.intgemm8.bin")
     assert after.arrays.keys() == before.arrays.keys()
@@ -68,11 +68,11 @@ def test_every_weight_is_that_of_the_npz_file_but_for_its_rounding() -> None:
         ({"transformer-preprocess": None}, 0),
     ],
 )
-def test_a_search_of_marians_that_differs_from_its_training_is_named(options: dict[str, Any], told: int) -> None:
+def test_a_search_in_marian_that_differs_from_its_training_is_reported(options: dict[str, Any], told: int) -> None:
     assert len(MarianWeights({}, options, {}).notes) == told
 
 
-def test_the_browsers_fork_has_other_numbers_of_types_and_leaves_embeddings_as_they_are(tmp_path: Path) -> None:
+def test_the_browsers_fork_numbers_types_differently_and_keeps_embeddings(tmp_path: Path) -> None:
     values = np.arange(6).reshape(2, 3)
     path = tmp_path / "model.bin"
     path.write_bytes(
@@ -92,7 +92,7 @@ def test_the_browsers_fork_has_other_numbers_of_types_and_leaves_embeddings_as_t
 @pytest.mark.slow
 @pytest.mark.skipif(marian_program() is None, reason=WITHOUT_MARIAN)
 @pytest.mark.parametrize("kind", ["float32", "intgemm8", "intgemm16", "packed16", "packed8avx2", "packed8avx512"])
-def test_all_that_marian_converts_to_is_read_or_refused_by_name(kind: str, tmp_path: Path) -> None:
+def test_every_type_that_marian_writes_is_read_or_refused_by_name(kind: str, tmp_path: Path) -> None:
     run_marian("convert", "-f", MODELS / "ssru.npz", "-t", tmp_path / "model.bin", "--gemm-type", kind)
     if kind.startswith("packed"):
         with pytest.raises(ExportError, match=f"is of the type {kind}, in an order for one kind of processor"):
@@ -105,7 +105,7 @@ def test_all_that_marian_converts_to_is_read_or_refused_by_name(kind: str, tmp_p
         np.testing.assert_allclose(found[name], array, atol=0.501 * step if "_W" in name else 0, rtol=0)
 
 
-def test_files_that_are_damaged_or_hostile_are_refused_at_no_cost(tmp_path: Path) -> None:
+def test_damaged_or_hostile_files_are_refused_cheaply(tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
     weight = ("encoder_Wemb", FLOAT, (2, 2), bytes(16))
 
@@ -132,9 +132,9 @@ def test_files_that_are_damaged_or_hostile_are_refused_at_no_cost(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["ssru.intgemm8.bin", "ssru.npz"])
-def test_no_damage_of_a_file_of_marian_gives_anything_but_one_message(name: str, tmp_path: Path) -> None:
+def test_any_damage_to_a_marian_file_gives_one_message(name: str, tmp_path: Path) -> None:
     whole = (MODELS / name).read_bytes()
-    # A binary file begins with its headers; an .npz file has them everywhere, most of them at its end.
+    # A binary file has its headers at the start; an .npz file has them everywhere, most of them at the end.
     heads = range(8, 4600) if name.endswith(".bin") else range(len(whole) - 4600, len(whole))
     generator = random.Random(5)
     path = tmp_path / name
@@ -158,7 +158,7 @@ def test_no_damage_of_a_file_of_marian_gives_anything_but_one_message(name: str,
     assert not confined(attempts, seconds=30).error
 
 
-def test_which_files_are_binary_models(tmp_path: Path) -> None:
+def test_binary_models_are_recognised(tmp_path: Path) -> None:
     assert is_binary_model(MODELS / "ssru.intgemm8.bin")
     assert not is_binary_model(MODELS / "ssru.npz")
     assert not is_binary_model(tmp_path)

@@ -36,9 +36,7 @@ def opened(name: str, tmp_path: Path) -> tuple[Translator, dict[str, Any]]:
 
 
 def digits(score: float) -> float:
-    """Return half a unit of the last of the six digits that Marian prints, plus what sums in a different order may
-    differ by.
-    """
+    """Return half a unit of the last of the six digits that Marian prints, plus a tolerance for the order of sums."""
     return 10.0 ** (math.floor(math.log10(abs(score) or 1.0)) - 5) / 2 + 2e-5
 
 
@@ -50,7 +48,7 @@ def test_given_translations_have_marians_scores(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "rms"])  # pre-norm: docs/export.md
-def test_the_search_finds_what_marians_finds(name: str, tmp_path: Path) -> None:
+def test_the_search_finds_marians_results(name: str, tmp_path: Path) -> None:
     translator, expected = opened(name, tmp_path)
     assert (translator.decoding.endings, translator.decoding.unknown) == ("marian", False)
     for search in expected["searches"]:
@@ -85,7 +83,7 @@ def test_the_head_that_marian_taught_gives_its_alignments(tmp_path: Path) -> Non
         }
 
 
-def test_what_an_odd_model_becomes(tmp_path: Path) -> None:
+def test_odd_models(tmp_path: Path) -> None:
     import_checkpoint(GOLDEN / "odd", tmp_path / "ours")
     model = load_experiment(tmp_path / "ours" / "config.yaml").model
     assert (model.residual, model.activation, model.decoder.attention) == ("peri", "gelu", "ssru")
@@ -93,7 +91,7 @@ def test_what_an_odd_model_becomes(tmp_path: Path) -> None:
     assert model.encoder.d_ff == 2 * model.d_model, "one map without an activation, as two"
 
 
-def test_the_final_model_of_a_folder_and_vocabularies_from_where_marian_was_started(tmp_path: Path) -> None:
+def test_the_final_model_and_vocabularies_relative_to_marians_working_folder(tmp_path: Path) -> None:
     folder = tmp_path / "odd"
     folder.mkdir()
     (tmp_path / "v.spm").write_bytes((GOLDEN / "odd" / "v.spm").read_bytes())
@@ -115,7 +113,7 @@ def test_the_final_model_of_a_folder_and_vocabularies_from_where_marian_was_star
     assert "has 2 models (" in refusal(lambda: find_files(folder))
 
 
-def test_a_vocabulary_elsewhere_than_its_name_says_is_reported(
+def test_a_vocabulary_found_at_another_path_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     shutil.copytree(GOLDEN / "odd", tmp_path / "odd")
@@ -177,8 +175,8 @@ def test_options_that_are_damaged_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "rms"])
-def test_marian_here_says_the_same_as_marian_then(name: str, tmp_path: Path) -> None:
-    """This covers more lines and searches, where Marian is installed."""
+def test_marian_gives_the_recorded_results(name: str, tmp_path: Path) -> None:
+    """Where Marian is installed, this covers more lines and searches."""
     marian = marian_program()
     if marian is None:
         pytest.skip(WITHOUT_MARIAN)

@@ -17,7 +17,7 @@ ROWS = [[], [], [3, 5], [2], [], [4, 5]]
 TEXT = "d a 0.5\nb a 0.25\nNULL a 1\na b 1\na NULL 1\nc d 0.5\nd d 0.5\nd a 0.125\n"
 
 
-def test_a_text_and_its_binary_form_are_the_same_shortlist(tmp_path: Path) -> None:
+def test_text_and_binary_form_give_the_same_shortlist(tmp_path: Path) -> None:
     text, packed = tmp_path / "lex.s2t", tmp_path / "lex.bin"
     text.write_text(TEXT)
     packed.write_bytes(binary_shortlist(ROWS, first=100, best=100))
@@ -39,7 +39,7 @@ def test_marian_writes_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "lex.bin").read_bytes() == binary_shortlist(ROWS, first=2, best=100)
 
 
-def test_damaged_ones_are_refused(tmp_path: Path) -> None:
+def test_damaged_shortlists_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "lex.bin"
     whole = binary_shortlist(ROWS, first=2, best=100)
 

@@ -37,7 +37,7 @@ def pieces(kind: str) -> list[str]:
 
 
 def of_transformers(folder: Path, ids: dict[str, int], rows: int, source: str = "source", **config: Any) -> Path:
-    """Write a folder of MarianMT with one layer, shared matrices and `rows` rows; padding is row 2."""
+    """Write a MarianMT folder with one layer and shared matrices of `rows` rows; padding is row 2."""
     folder.mkdir(exist_ok=True)
     made = {f"model.{key}": tensor for key, tensor in parameters((rows, rows)).items() if "layers" in key}
     torch.manual_seed(1)
@@ -77,7 +77,7 @@ def rows_of(folder: Path, out: Path) -> dict[str, int]:
     return dict(zip(source.pieces(range(source.size)), torch.cdist(ours, theirs).argmin(1).tolist(), strict=True))
 
 
-def test_a_model_whose_parts_agree_says_nothing(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_a_model_with_matching_parts_gets_no_notice(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     ids = listed()
     report = import_checkpoint(of_transformers(tmp_path / "in", ids, len(ids)), tmp_path / "out")
     assert report["unmatched"] == []
@@ -90,7 +90,7 @@ def test_parts_of_other_models_are_refused(tmp_path: Path) -> None:
     ids = listed()
     half = dict(list(ids.items())[: len(ids) // 2])
     renamed = {token if row < 8 else f"{token}x": row for token, row in ids.items()}
-    for number, (given_ids, rows, source, said) in enumerate(
+    for number, (given_ids, rows, source, message) in enumerate(
         (
             (half, len(ids), "source", "rows of the matrix without a token"),
             (ids, len(ids), "other", "pieces of the segmenter that the dictionary lacks"),
@@ -101,13 +101,13 @@ def test_parts_of_other_models_are_refused(tmp_path: Path) -> None:
         )
     ):
         folder = of_transformers(tmp_path / str(number), given_ids, rows, source)
-        with pytest.raises(ExportError, match=said):
+        with pytest.raises(ExportError, match=message):
             import_checkpoint(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_little_that_is_unmatched_is_reported_with_its_examples(tmp_path: Path) -> None:
-    ids = listed("\u2603")  # a character that was counted in segmented text
+    ids = listed("\u2603")  # a single character, counted in segmented text
     del ids[pieces("source")[-1]]
     folder = of_transformers(tmp_path / "in", ids, len(ids) + 1)
     with pytest.warns(UserWarning, match="segmenter does not know.*\u2603"):
@@ -144,7 +144,7 @@ def test_random_dictionaries_against_matrices(missing: set[int], more: int) -> N
 def test_random_dictionaries_against_segmenters(data: st.DataObject) -> None:
     own = pieces("source")
     missing = data.draw(st.sets(st.sampled_from(own)))
-    # Made of letters that the segmenter knows, but not pieces.
+    # They consist of letters that the segmenter knows, but are not pieces.
     added = data.draw(st.sets(st.text("tehous", min_size=4, max_size=9).filter(lambda token: token not in own)))
     tokens = ["</s>", "<unk>", "<pad>", *(piece for piece in own if piece not in missing), *added, "madeupword0000"]
     ids = {token: row for row, token in enumerate(tokens)}
@@ -171,7 +171,7 @@ def test_tokens_that_name_a_language_are_tags(token: str) -> None:
     assert language_tokens(["a", token], []) == [token]
 
 
-def test_pieces_that_the_segmenter_gives_are_not_tags(tmp_path: Path) -> None:
+def test_pieces_that_the_segmenter_produces_are_not_tags(tmp_path: Path) -> None:
     segmenter = SentencePieceTokenizer(trained(SENTENCES, user_defined_symbols=["__fr__", "____"]))
     ids = {token: n for n, token in enumerate(["__fr__", "____", "__de__"])}
     assert language_tokens(ids, [segmenter]) == ["__de__"]
@@ -190,7 +190,7 @@ def test_any_token_may_be_the_decoders_first(start: int, tmp_path: Path) -> None
     assert torch.equal(ours[target.eos], theirs[0])
 
 
-def test_the_decoders_first_token_may_stand_in_the_other_configuration(tmp_path: Path) -> None:
+def test_the_decoders_first_token_may_be_in_the_other_configuration(tmp_path: Path) -> None:
     ids = listed()
     folder = of_transformers(tmp_path / "in", ids, len(ids), decoder_start_token_id=None)
     with pytest.raises(DataError, match="decoder_start_token_id"):
@@ -203,8 +203,8 @@ def test_the_decoders_first_token_may_stand_in_the_other_configuration(tmp_path:
 def test_models_that_come_without_a_list_of_pieces(kind: str, tmp_path: Path) -> None:
     folder = of_transformers(tmp_path / "in", listed(), len(listed()), model_type=kind)
     (folder / "vocab.json").unlink()
-    said = {"m2m_100": "NLLB", "pegasus": r"spiece\.model", "marian": r"has no vocab\.json"}[kind]
-    with pytest.raises(ExportError, match=said):
+    message = {"m2m_100": "NLLB", "pegasus": r"spiece\.model", "marian": r"has no vocab\.json"}[kind]
+    with pytest.raises(ExportError, match=message):
         import_checkpoint(folder, tmp_path / "out")
 
 
@@ -279,7 +279,7 @@ def test_characters_that_are_escaped_in_two(written: str, ending: str, tmp_path:
 
 
 @pytest.mark.parametrize("written", ['"\\ud83d"', '"\\ude01\\ud83d"', '"a\\ud83db"', '"\\ude01"', '"\\ud83d\\ud83d"'])
-def test_half_a_character_is_an_error_with_its_place(written: str, tmp_path: Path) -> None:
+def test_half_a_character_is_an_error_with_its_position(written: str, tmp_path: Path) -> None:
     folder = of_marian(tmp_path / "in", ["</s>", "<unk>", "x"], 3)
     for name, content, place in (
         ("v.yml", f'"</s>": 0\n"<unk>": 1\n{written}: 2\n', r"v\.yml: line 3.*half of a character"),
@@ -296,7 +296,7 @@ def test_half_a_character_is_an_error_with_its_place(written: str, tmp_path: Pat
     shutil.rmtree(theirs)
 
 
-# Two segmenters over one dictionary
+# Two segmenters that share one dictionary
 
 
 WRONG = {
@@ -312,7 +312,7 @@ WRONG = {
 @pytest.mark.parametrize("side", ["source", "target"])
 @pytest.mark.parametrize("wrong", WRONG)
 def test_one_wrong_segmenter_next_to_a_right_one(wrong: str, side: str, tmp_path: Path) -> None:
-    """The other gives the whole dictionary; only counting shows what the wrong one lacks."""
+    """The right one covers the whole dictionary, so only counting shows what the wrong one lacks."""
     joint = trained(SENTENCES + TARGETS, vocab_size=90)
     right = SentencePieceTokenizer(joint)
     tokens = dict.fromkeys(["</s>", "<unk>", "<pad>", *right.pieces(range(3, right.size - 1))])
@@ -327,7 +327,7 @@ def test_one_wrong_segmenter_next_to_a_right_one(wrong: str, side: str, tmp_path
 
 
 def test_a_unigram_model_lacks_hardly_a_piece(tmp_path: Path) -> None:
-    """Each of its pieces occurred in its training text, unlike BPE's, some of which are steps towards others."""
+    """Each of its pieces occurred in its training text; some of BPE's are only steps towards other pieces."""
     ids = listed()
     for piece in pieces("source")[-8:]:
         del ids[piece]

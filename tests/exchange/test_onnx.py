@@ -41,7 +41,7 @@ Choices = dict[str, Any]
 EOS = 2
 
 ONE_LAYER = {"encoder.layers": 1, "decoder.layers": 1}
-pytestmark = pytest.mark.slow  # an export takes 20 seconds
+pytestmark = pytest.mark.slow  # because an export takes 20 seconds
 
 SMALL: dict[str, Choices] = {
     "full": ONE_LAYER,
@@ -73,7 +73,7 @@ OPTIONS: list[Choices] = [
     {"decoder.attention": "average", "attention.average_ffn": True},
     {"decoder.attention": "merged", "attention.share_value": False},
 ]
-"""OPTIONS are choices that are on no axis of tests.composition."""
+"""OPTIONS are choices outside the axes of tests.composition."""
 
 
 @cache
@@ -83,7 +83,7 @@ def small(name: str) -> Seq2Seq:
 
 def built(choices: Choices) -> Seq2Seq:
     model = moved(build_model(composed(choices), 11, 11), 0.05).eval()
-    model.decoder.aligned = AlignmentHead(0, 1)  # as guided alignment would have trained it
+    model.decoder.aligned = AlignmentHead(0, 1)  # as if trained with guided alignment
     return model
 
 
@@ -134,13 +134,13 @@ def test_every_architecture_can_be_exported(tmp_path: Path, choices: Choices) ->
     assert worst_difference(model, scorer, beams=3, steps=10) < 1e-5
 
 
-def test_a_scorer_starts_again_from_nothing(exported: Callable[[str], Path]) -> None:
+def test_a_scorer_can_be_started_again(exported: Callable[[str], Path]) -> None:
     scorer = OnnxScorer(open_onnx(exported("full"), threads=1))
     for seed in range(2):
         assert worst_difference(small("full"), scorer, beams=2, steps=4, seed=seed) < 1e-5
 
 
-def test_attention_is_given_when_asked_for(exported: Callable[[str], Path]) -> None:
+def test_attention_is_returned_on_request(exported: Callable[[str], Path]) -> None:
     scorer = OnnxScorer(open_onnx(exported("full"), threads=1))
     scorer.start(2, 1)
     scorer.admit(torch.tensor([[4, 2]]), torch.ones(1, 2, dtype=torch.bool), 3)
@@ -174,7 +174,7 @@ def test_models_without_a_table_have_no_limit(exported: Callable[[str], Path]) -
         assert scorer.step(torch.tensor([[5]])).isfinite().all()
 
 
-def test_graphs_do_not_tell_where_they_were_made(exported: Callable[[str], Path]) -> None:
+def test_graphs_contain_no_paths(exported: Callable[[str], Path]) -> None:
     folder = exported("full")
     for name in ("encoder.onnx", "step.onnx"):
         content = (folder / name).read_bytes()
@@ -183,7 +183,7 @@ def test_graphs_do_not_tell_where_they_were_made(exported: Callable[[str], Path]
         assert str(Path.cwd()).encode() not in content
 
 
-def test_what_cannot_be_opened_is_named(exported: Callable[[str], Path], tmp_path: Path) -> None:
+def test_folders_that_cannot_be_opened_are_named(exported: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"onnx\.json: No such file"):
         open_onnx(tmp_path)
     folder = tmp_path / "model"
@@ -228,7 +228,7 @@ def test_the_search_finds_the_same(exported: Callable[[str], Path], name: str, k
         pad=0,
         forbidden=(0, 1),
         penalty=penalty,
-        batch_sentences=5,  # so that others replace finished ones
+        batch_sentences=5,  # so that new sentences replace finished ones
     )
     expected = search(ModelScorer(small(name)), sentences, settings)
     found = search(OnnxScorer(open_onnx(exported(name), threads=1)), sentences, settings)
@@ -240,7 +240,7 @@ def test_the_search_finds_the_same(exported: Callable[[str], Path], name: str, k
 
 
 class Recording:
-    """A session that records the lengths of the states that it is given."""
+    """A session that records the lengths of the states that it receives."""
 
     def __init__(self, session: Any) -> None:
         self.session = session
@@ -251,7 +251,7 @@ class Recording:
         return self.session.run(names, inputs)
 
 
-def test_places_of_sentences_that_left_are_given_back(exported: Callable[[str], Path]) -> None:
+def test_slots_of_finished_sentences_are_freed(exported: Callable[[str], Path]) -> None:
     model = open_onnx(exported("full"), threads=1)
     recording = Recording(model.step)
     scorer = OnnxScorer(replace(model, step=recording))

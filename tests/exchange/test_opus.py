@@ -38,7 +38,7 @@ TAGS = [">>fra<<", ">>ita<<"]
 
 
 def trained(sentences: list[str], **options: Any) -> bytes:
-    """A model like theirs: unigram, its own control symbols, no padding."""
+    """A SentencePiece model like theirs: unigram, with its own control symbols and without padding."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(sentences * 3),
@@ -67,7 +67,7 @@ PUBLISHED = {
     "static_position_embeddings": True,
     "use_cache": True,
 }
-"""PUBLISHED are keys in config.json of published models (opus-mt-en-de) that today's class does not write or know."""
+"""PUBLISHED are keys in the config.json of published models (opus-mt-en-de) that today's class does not know."""
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def downloaded(tmp_path: Path, transformers: ModuleType) -> Downloaded:
             (folder / f"{side}.spm").write_bytes(model)
             tokenizer = SentencePieceTokenizer(model)
             sides[side] = tokenizer.pieces(range(3, tokenizer.size - 1))  # after <unk>, <s> and </s>; padding is last
-        sides["target"].remove(sides["target"][2])  # a piece that never occurred in their training data has no id
+        sides["target"].remove(sides["target"][2])  # pieces that never occurred in their training data have no id
         lists = list(sides.values()) if separate else [[*sides["source"], *sides["target"]]]
         longest = max(map(len, lists))
         lists = [[*pieces, *(f"filler{n}" for n in range(longest - len(pieces)))] for pieces in lists]  # one padding id
@@ -156,7 +156,7 @@ def downloaded(tmp_path: Path, transformers: ModuleType) -> Downloaded:
 
 
 def learn(model: Any, tokenizer: Any) -> None:
-    """Train a little: translations of an untrained model never end, or are empty."""
+    """Train a little, because the translations of an untrained model never end or are empty."""
     batch = tokenizer(SENTENCES, text_target=TARGETS, return_tensors="pt", padding=True)
     batch["labels"][batch["labels"] == tokenizer.pad_token_id] = -100
     optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -176,7 +176,7 @@ def learn(model: Any, tokenizer: Any) -> None:
         (1, True, True, False, "none"),
     ],
 )
-def test_what_is_downloaded_is_imported_and_scores_and_translates_as_in_transformers(
+def test_an_imported_download_scores_and_translates_as_in_transformers(
     files: int,
     zipped: bool,
     separate: bool,
@@ -200,7 +200,7 @@ def test_what_is_downloaded_is_imported_and_scores_and_translates_as_in_transfor
     exact = 0
     for line, translation, mine in zip(SENTENCES, TARGETS, found, strict=True):
         ids = tokenizer(line, text_target=translation, return_tensors="pt")
-        if tokenizer.unk_token_id in ids.labels:  # the piece that only our vocabulary has
+        if tokenizer.unk_token_id in ids.labels:  # this piece is only in our vocabulary
             assert mine.log_probability < -1e8
             continue
         with torch.inference_mode():
@@ -211,7 +211,7 @@ def test_what_is_downloaded_is_imported_and_scores_and_translates_as_in_transfor
         exact += 1
     assert exact >= 3
     with torch.inference_mode():
-        # Theirs must search on while a better translation can come, as ours does.
+        # Their search must continue while a better translation is possible, as ours does.
         batch = tokenizer(SENTENCES, return_tensors="pt", padding=True)
         generated = theirs.generate(**batch, early_stopping="never")
     written = json.loads((folder / ("target_vocab.json" if separate else "vocab.json")).read_text())
@@ -242,7 +242,7 @@ def test_a_model_over_another_vocabulary_segments_and_reads_as_before(lines: lis
 
 @cache
 def over_one_vocabulary() -> tuple[list[SentencePieceTokenizer], list[SentencePieceTokenizer]]:
-    """Two models of different text, as they were trained and over one vocabulary."""
+    """Two models of different text: as they were trained, and over one vocabulary."""
     sides = [SentencePieceTokenizer(trained(sentences)) for sentences in (SENTENCES, TARGETS)]
     pieces = dict.fromkeys(
         ["</s>", "<unk>", *(p for side in sides for p in side.pieces(range(3, side.size - 1))), "<pad>"]
@@ -255,7 +255,7 @@ def over_one_vocabulary() -> tuple[list[SentencePieceTokenizer], list[SentencePi
     return sides, united
 
 
-def test_models_that_cannot_be_written_over_another_vocabulary_stay_as_they_are() -> None:
+def test_models_that_cannot_change_their_vocabulary_keep_it() -> None:
     bpe = trained_tokenizer(SENTENCES, 320, [])
     unigram = SentencePieceTokenizer(trained(TARGETS))
     ids = {"</s>": 0, "<unk>": 1, "something": 2}
@@ -263,7 +263,7 @@ def test_models_that_cannot_be_written_over_another_vocabulary_stay_as_they_are(
     assert with_vocabularies(bpe, unigram, ids, {**ids, "else": 3})[0] is bpe
 
 
-def test_settings_of_a_search_are_taken_over_or_named() -> None:
+def test_search_settings_are_imported_or_reported() -> None:
     greedy = decoding_of(Generation(num_beams=1, max_new_tokens=20, min_length=4, early_stopping=True), 512)
     assert (greedy["beam_size"], greedy["max_length"]["limit"], greedy["min_length"]) == (1, 19, 3)
     assert greedy["endings"] == "fairseq"
@@ -331,7 +331,7 @@ def test_an_imported_model_is_fine_tuned_by_the_documented_commands(
     assert "tokens that its output bias rules out have no loss" in trained.err
     losses = losses_of(run)
     vocabulary = load_tokenizers(imported)[1].size
-    assert losses[0] < 4 * math.log(vocabulary)  # a bias of -1e9 with label smoothing would make it 10^6
+    assert losses[0] < 4 * math.log(vocabulary)  # with label smoothing a bias of -1e9 would make it 10^6
     assert losses[-1] < losses[0]
     before, after = (weights(open_model(path).model) for path in (imported, run))
     ruled_out = before["output.bias"] < -1e8
@@ -339,7 +339,7 @@ def test_an_imported_model_is_fine_tuned_by_the_documented_commands(
     assert torch.equal(after["output.bias"][ruled_out], before["output.bias"][ruled_out])
     assert not torch.equal(after["output.bias"][~ruled_out], before["output.bias"][~ruled_out])
     assert ziggurat("translate", run, "-i", tmp_path / "text.de", "-o", tmp_path / "out.en").status == 0
-    # A resumed run knows from its checkpoint what is ruled out.
+    # A resumed run takes the ruled-out tokens from its checkpoint.
     resumed = ziggurat("train", "--run", run, "--resume", "training.stop.updates=16")
     assert resumed.status == 0, resumed.err
     assert max(losses_of(run)[len(losses) :]) < losses[0]

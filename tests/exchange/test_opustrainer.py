@@ -1,4 +1,4 @@
-"""OpusTrainer files converted to our configuration, and modifiers that neither knows."""
+"""OpusTrainer's files converted to our configuration, and modifiers that neither side knows."""
 
 from __future__ import annotations
 
@@ -122,12 +122,12 @@ def test_tokenised_files_are_refused_and_vocabularies_of_others_named(tmp_path: 
         with pytest.raises(ConfigError, match=f"yml, line 14: `Tags`: custom_detok_src: {how} changes the text"):
             read(tmp_path, FULL[: FULL.index("modifiers:\n  - Upper")] + tags.format(how))
     for how in ("null", "spaces"):
-        (said,) = without_effect(tmp_path, FULL[: FULL.index("modifiers:\n  - Upper")] + tags.format(how))
-        assert said.startswith(f"{tmp_path}/trainer.yml, line 15: `Tags`: spm_vocab_trg has no effect")
+        (message,) = without_effect(tmp_path, FULL[: FULL.index("modifiers:\n  - Upper")] + tags.format(how))
+        assert message.startswith(f"{tmp_path}/trainer.yml, line 15: `Tags`: spm_vocab_trg has no effect")
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         (
             "UpperCase: 0.05",
@@ -158,14 +158,14 @@ def test_tokenised_files_are_refused_and_vocabularies_of_others_named(tmp_path: 
         ("mix: [", "mix: {", "not valid YAML"),
     ],
 )
-def test_faults_are_named_with_their_line(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_faults_are_named_with_their_line(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in FULL
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         read(tmp_path, FULL.replace(old, new, 1))
     assert str(tmp_path / "trainer.yml") in str(caught.value)
 
 
-def test_keys_without_effect_are_named_with_their_line(tmp_path: Path) -> None:
+def test_keys_without_effect_are_reported_with_their_line(tmp_path: Path) -> None:
     """These are misspelt keys, unlisted stages, and settings for other programs; a file may have YAML anchors."""
     said = without_effect(tmp_path, f"{FULL}modifierz: []\nmiddle: [clean 1, until clean 1]\n")
     assert [line.removeprefix(f"{tmp_path}/trainer.yml, line ").partition(" has no effect: ")[0] for line in said] == [
@@ -188,13 +188,13 @@ def test_retokenize_only_numbers_alignments_again(tmp_path: Path) -> None:
     data, without = read(tmp_path, text), read(tmp_path, FULL)
     assert data.modifiers == without.modifiers
     assert data.train[0].alignment_column == 2, "the trainer gets alignments"
-    (said,) = (said for said in without_effect(tmp_path, text) if "Retokenize" in said)
-    assert said.startswith(f"{tmp_path}/trainer.yml, line 26: `Retokenize` has no effect")
-    assert not any("Retokenize" in said for said in without_effect(tmp_path, FULL))
+    (message,) = (message for message in without_effect(tmp_path, text) if "Retokenize" in message)
+    assert message.startswith(f"{tmp_path}/trainer.yml, line 26: `Retokenize` has no effect")
+    assert not any("Retokenize" in message for message in without_effect(tmp_path, FULL))
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         (
             "detokenize: spaces",
@@ -209,10 +209,10 @@ def test_retokenize_only_numbers_alignments_again(tmp_path: Path) -> None:
         ("num_fields: 3", "num_fields: all", "line 29: 'all' is not a number"),
     ],
 )
-def test_what_retokenize_and_num_fields_cannot_be(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_invalid_values_of_retokenize_and_num_fields(tmp_path: Path, old: str, new: str, message: str) -> None:
     text = FULL.replace("seed: 1111\n", f"{RETOKENIZE}num_fields: 3\nseed: 1111\n")
     assert old in text
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         read(tmp_path, text.replace(old, new, 1))
 
 
@@ -235,28 +235,28 @@ def test_rows_with_too_few_columns_are_left_out_and_counted(tmp_path: Path) -> N
     with pytest.raises(DataError, match=r"text\.tsv, line 1: 1 columns, but column 1"):
         prepare(read(tmp_path, stages, **{**settings, "store": str(tmp_path / "strict")}))
     (tmp_path / "text.tsv").write_text("".join(f"{line}\n" for line in (*rows[:90], *["low\thigh"] * 10)))
-    (said,) = prepare(read(tmp_path, f"{stages}num_fields: 3\n", **settings), force=True).notices
-    assert "data.train.0: 10 of 100 rows" in said
-    assert "have fewer than 3 columns and were left out" in said
+    (message,) = prepare(read(tmp_path, f"{stages}num_fields: 3\n", **settings), force=True).notices
+    assert "data.train.0: 10 of 100 rows" in message
+    assert "have fewer than 3 columns and were left out" in message
 
 
 @pytest.mark.parametrize(
-    ("corpus", "said"),
+    ("corpus", "message"),
     [
         ({"row_columns": 2, "alignment": "other"}, "an `alignment` in another file"),
         ({"row_columns": 3, "scores": [{"column": 2, "min": 0}]}, "leaves out rows"),
         ({"row_columns": 2, "columns": [0, 2]}, "`row_columns: 2` does not reach column 2"),
     ],
 )
-def test_rows_cannot_be_left_out_of_one_file_of_two(corpus: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_rows_cannot_be_left_out_of_only_one_of_two_files(corpus: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         CorpusConfig.model_validate({"path": "a.tsv", **corpus})
     if "alignment" not in corpus:
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             BitextCorpus.model_validate({"path": "a.tsv", **corpus})
 
 
-def test_the_verb_prints_the_section_and_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_prints_the_section_and_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def status(*arguments: object) -> int:
         with pytest.raises(SystemExit) as stop:
             main(["recipes", *map(str, arguments)])
@@ -283,7 +283,7 @@ def test_unknown_modifiers_are_reported_with_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("modifiers", "said"),
+    ("modifiers", "message"),
     [
         ({"terms": {"probability": 0.1, "template": "{src} {src} {trg}"}}, "each once"),
         (
@@ -295,7 +295,7 @@ def test_unknown_modifiers_are_reported_with_the_known_ones() -> None:
         ({"upper_case": 0.1}, "upper_case"),
     ],
 )
-def test_modifiers_that_cannot_be(modifiers: dict[str, Any], said: str) -> None:
+def test_invalid_modifiers(modifiers: dict[str, Any], message: str) -> None:
     section = {"source_language": "de", "target_language": "en", "store": "store", "modifiers": modifiers}
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         DataConfig.model_validate(section)

@@ -1,4 +1,4 @@
-"""A model trained with `training.quantise` and exported in int8: CTranslate2 scores text as training did."""
+"""A model trained with `training.quantise` and exported in int8: CTranslate2 gives the scores of training."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print(json.dumps([list(map(float, scored.log_probs)) for scored in model.score_b
 def theirs(folder: Path, sources: list[list[str]], targets: list[list[str]]) -> Tensor:
     """Return CTranslate2's log-probabilities of the tokens of all targets.
 
-    On an AMD processor without VNNI its products of bytes saturate, but those of MKL do not; it decides which to use
+    On an AMD processor without VNNI its products of bytes saturate, but those of MKL do not; it chooses one of them
     when it is imported.
     """
     ours = {"CT2_USE_MKL": "1"} if platform.machine() == "x86_64" else {}
@@ -73,7 +73,7 @@ def test_an_export_in_int8_has_the_scores_of_training(
     expected, plain = ours(fake), ours(opened.model)
     found = theirs(folder, [tokenizer.pieces(row) for row in ids], [tokenizer.pieces(row) for row in targets])
     # Sums in a different order sometimes round a number to the neighbouring byte, which affects the whole sentence:
-    # most tokens agree to fp32 rounding, while those of the model without bytes are far off.
+    # most tokens agree to fp32 rounding, while the scores of the unquantised model are far off.
     off = (found - expected).abs()
     assert float(off.median()) < 1e-5
     assert float((off < 1e-4).float().mean()) > 0.75

@@ -22,7 +22,7 @@ from ziggurat.translate.options import TranslateOptions, tells_alignments
 from ziggurat.translate.results import begins_word, first_word, side_by_side
 from ziggurat.translate.translator import load_translator
 
-# Without a minimum length: CTranslate2 rules out tokens before it normalises, which shifts its scores.
+# There is no minimum length, because CTranslate2 rules out tokens before it normalises, which shifts its scores.
 EXACT = {"endings": "beam", "length_penalty": {"kind": "none", "alpha": 0.0}, "min_length": 0}
 
 WITHOUT_TORCH = """
@@ -75,10 +75,10 @@ def test_results_are_those_of_our_translator(exported: tuple[Path, Path]) -> Non
     assert qualities[1] == pytest.approx(qualities[0], abs=1e-3)
 
 
-def test_quality_needs_no_scores_of_tokens() -> None:
+def test_sentence_scores_need_no_token_scores() -> None:
     part = hypothesis_of(SearchResult(["a", "b"], -3.0, True), "a b", 0.0, [], None)
     assert part.quality == -1.0
-    assert side_by_side("x", [[part], [part]], 1).hypotheses[0].quality == -1.0  # the end of either part counts
+    assert side_by_side("x", [[part], [part]], 1).hypotheses[0].quality == -1.0  # each part's end-of-sentence counts
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_alignments_are_those_of_the_same_head(
             compared += len(b.tokens)
     assert compared > 100
     assert theirs.translate(["a"])[0].hypotheses[0].alignment is None
-    assert tells_alignments(theirs)  # documents keep their tags because of it
+    assert tells_alignments(theirs)  # documents need alignments to keep their tags
 
 
 @pytest.mark.slow
@@ -135,12 +135,12 @@ def test_prefixes_and_scores_are_those_of_our_translator(exported: tuple[Path, P
         a, b = mine.hypotheses[0], other.hypotheses[0]
         assert b.text.startswith(prefix.strip())
         assert (b.finished, other.parts) == (a.finished, mine.parts)
-        if a.finished and mine.parts == 1:  # cut ones rank differently
+        if a.finished and mine.parts == 1:  # truncated ones rank differently
             compared += 1
             assert (a.text, a.tokens) == (b.text, b.tokens)
             assert b.score == pytest.approx(a.score, abs=1e-3)
             assert b.log_probability == pytest.approx(a.log_probability, abs=1e-3)
-            if prefix.strip():  # CTranslate2 scores what follows it, so these had to be computed
+            if prefix.strip():  # CTranslate2 scores only what follows the prefix, so these had to be computed
                 assert b.token_log_probabilities == pytest.approx(a.token_log_probabilities, abs=1e-3)
         scores = [hypothesis.score for hypothesis in other.hypotheses]
         assert scores == sorted(scores, reverse=True) or other.parts > 1
@@ -163,7 +163,7 @@ def test_the_next_word_is_chosen_as_with_our_translator(exported: tuple[Path, Pa
         assert len(set(words)) == len(words) == 4
         assert all(hypothesis.text.startswith(prefix) for hypothesis in found.hypotheses)
         assert all(begins_word(word[0]) for word in words if prefix)
-        # There the likeliest piece comes first; with ours it begins one of the likeliest words.
+        # CTranslate2 ranks by the next piece; ours by the next word.
         (mine,) = ours.translate(SENTENCES[:1], TranslateOptions(16, prefix=prefix, complete=True, next_words=True))
         assert words[0][0] in {first_word(hypothesis.tokens[begun:])[0] for hypothesis in mine.hypotheses}
         # Scores are for whole translations, including the prefix and the chosen word, like ours.
@@ -208,10 +208,10 @@ def test_a_prefix_may_be_as_long_as_with_our_translator(exported: tuple[Path, Pa
 
 def test_settings_that_ctranslate2_lacks_are_refused(exported: tuple[Path, Path]) -> None:
     theirs = CTranslate2Translator(exported[1])
-    for beam_size in (4, 1):  # with greedy search the text would be the same, but its score different
+    for beam_size in (4, 1):  # greedy search would give the same text with another score
         with pytest.raises(ConfigError, match=r"length_penalty\.kind: gnmt"):
             theirs.translate(["a"], length_penalty={"kind": "gnmt", "alpha": 1.0}, beam_size=beam_size)
-    for asked in ({"search": "sample"}, {"diverse_groups": 2, "beam_size": 4}):  # not: `endings` prevents it
+    for asked in ({"search": "sample"}, {"diverse_groups": 2, "beam_size": 4}):  # but not these: `endings` prevents it
         with pytest.raises(ConfigError, match=r"^CTranslate2 has no `decoding\.(search|diverse_groups): "):
             theirs.translate(["a"], **asked)
         with pytest.raises(ConfigError, match=r"^CTranslate2 has no"):
@@ -248,7 +248,7 @@ def test_an_exported_model_is_served_without_torch(exported: tuple[Path, Path]) 
 @pytest.mark.parametrize(
     "verb", ["translate", "evaluate", pytest.param("export", marks=pytest.mark.slow), "inspect", "train"]
 )
-def test_other_verbs_say_what_is_missing(verb: str, exported: tuple[Path, Path], text: Path) -> None:
+def test_other_verbs_report_what_is_missing(verb: str, exported: tuple[Path, Path], text: Path) -> None:
     arguments: dict[str, list[object]] = {
         "translate": [exported[0]],
         "evaluate": [exported[0], "--source", text, "--reference", text],
@@ -302,9 +302,7 @@ def test_check_reports_reasons_before_any_training(capfd: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("options", [TranslateOptions(2, prefix="the"), TranslateOptions(2, next_words=True)])
-def test_options_hold_for_every_line_of_a_stream_of_an_export(
-    exported: tuple[Path, Path], options: TranslateOptions
-) -> None:
+def test_options_apply_to_every_line_of_a_stream(exported: tuple[Path, Path], options: TranslateOptions) -> None:
     theirs = CTranslate2Translator(exported[1], threads=1)
     whole = theirs.translate(SENTENCES[:3], options)
     stream = list(theirs.translate_stream(SENTENCES[:3], options, window=3))

@@ -1,4 +1,4 @@
-"""Every recipe, made narrow: each target that supports it computes the same; the others report why not."""
+"""Every recipe, made narrow: targets that support it compute the same; the others report why they do not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CLOSE = {"atol": 3e-5, "rtol": 0.0}
 
 
 def narrow(experiment: Experiment) -> Experiment:
-    """The same structure with few, narrow layers."""
+    """The same architecture with few, narrow layers."""
     model = experiment.model
     values = model.model_dump() | {"preset": None, "d_model": 16, "d_ff": 24, "heads": 2}
     for side, layers in (("encoder", 3), ("decoder", 2)):
@@ -49,7 +49,7 @@ def narrow(experiment: Experiment) -> Experiment:
 
 @cache
 def structures() -> dict[str, Experiment]:
-    """One recipe of each structure, by name."""
+    """One recipe for each architecture, by name."""
     found: dict[str, tuple[str, Experiment]] = {}
     for name in recipe_names():
         experiment = narrow(load_once(name))
@@ -61,7 +61,7 @@ def structures() -> dict[str, Experiment]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("third", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
-def test_every_recipe_computes_the_same_in_every_target_it_reaches(
+def test_every_recipe_computes_the_same_in_every_supported_target(
     tokenizer: SentencePieceTokenizer, transformers: ModuleType, tmp_path: Path, third: int
 ) -> None:
     for name, experiment in list(structures().items())[third::3]:
@@ -114,12 +114,12 @@ DEPTH_METHODS: dict[str, tuple[dict[str, Any], set[str], str]] = {
         "memory: hierarchical",
     ),
 }
-"""DEPTH_METHODS are choices in addition to POST, the targets that refuse them, and the key that they name."""
+"""DEPTH_METHODS are choices on top of POST, the targets that refuse them, and the key that the refusals name."""
 
 
 @pytest.mark.parametrize("name", DEPTH_METHODS)
 @pytest.mark.parametrize("target", [t if t == "marian" else pytest.param(t, marks=pytest.mark.slow) for t in TARGETS])
-def test_a_method_of_depth_is_verified_or_refused_with_its_key(
+def test_a_depth_method_is_verified_or_refused_with_its_key(
     target: str,
     name: str,
     written: Written,
@@ -153,7 +153,7 @@ def test_models_without_positions_get_tables_as_long_as_the_model_reads(
     save_tokenizers(tmp_path, tokenizer, tokenizer)
     tensors = weights(random_model(experiment.model, tokenizer))
     model = ExportedModel(experiment, tensors, tmp_path, tokenizer, tokenizer)
-    longest = experiment.decoding.max_source_pieces + 1  # and end-of-sentence
+    longest = experiment.decoding.max_source_pieces + 1  # plus end-of-sentence
     for target in ("ctranslate2", "huggingface"):
         assert not TARGETS[target].reasons(experiment)
         (tmp_path / target).mkdir()
@@ -170,7 +170,7 @@ def test_models_without_positions_get_tables_as_long_as_the_model_reads(
 
 
 @pytest.mark.slow
-def test_as_many_recipes_reach_each_target_as_the_pages_say() -> None:
+def test_the_documented_number_of_recipes_reaches_each_target() -> None:
     recipes = [load_once(name) for name in recipe_names()]
     count = {target: sum(not TARGETS[target].reasons(recipe) for recipe in recipes) for target in TARGETS}
     assert count["ziggurat"] == count["onnx"] == len(recipes)
@@ -246,14 +246,14 @@ def test_pegasus_ties_all_its_matrices_or_none(
         ({"residual": "admin", "embedding": {"positions": "learned", "sharing": "decoder"}}, "plain", 0),
     ],
 )
-def test_all_reasons_come_together(choices: dict[str, object], target: str, count: int) -> None:
+def test_all_reasons_are_reported_together(choices: dict[str, object], target: str, count: int) -> None:
     data = {"source_language": "de", "target_language": "en", "store": "none"}
     reasons = TARGETS[target].reasons(Experiment.model_validate({"data": data, "model": choices}))
     assert len(reasons) == count, reasons
 
 
 @pytest.mark.parametrize("target", ["ctranslate2", "argos"])
-def test_without_ctranslate2_the_smallest_extra_that_has_it_is_named(
+def test_without_ctranslate2_its_smallest_extra_is_named(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for package in ("transformers", "onnx", "onnxruntime", "onnxscript"):

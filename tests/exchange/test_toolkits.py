@@ -28,10 +28,10 @@ def refused(path: Path, out: Path, **more: Any) -> str:
     with pytest.raises(ZigguratError) as caught:
         import_checkpoint(path, out, **more)
     assert not out.exists()
-    said = str(caught.value)
-    assert "\n" not in said
-    assert "weights_only" not in said
-    return said
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "weights_only" not in message
+    return message
 
 
 MATRIX = torch.zeros(2, 2)
@@ -53,9 +53,9 @@ MATRIX = torch.zeros(2, 2)
 def test_pickles_of_other_toolkits(content: Any, toolkit: str, dictionary: bool, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "model.pt")
     dictionaries = [words(tmp_path / "dict.txt", LINES)] if dictionary else []
-    said = refused(tmp_path / "model.pt", tmp_path / "out", dictionaries=dictionaries)
-    assert f"a model of {toolkit}" in said
-    assert "translate" in said
+    message = refused(tmp_path / "model.pt", tmp_path / "out", dictionaries=dictionaries)
+    assert f"a model of {toolkit}" in message
+    assert "translate" in message
 
 
 FOLDERS: dict[str, tuple[list[str], str]] = {
@@ -74,11 +74,11 @@ FOLDERS: dict[str, tuple[list[str], str]] = {
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_folders_of_other_toolkits(name: str, tmp_path: Path) -> None:
-    files, said = FOLDERS[name]
+    files, message = FOLDERS[name]
     (tmp_path / "theirs").mkdir()
     for file in files:
         (tmp_path / "theirs" / file).write_text("{}")
-    assert said in refused(tmp_path / "theirs", tmp_path / "out")
+    assert message in refused(tmp_path / "theirs", tmp_path / "out")
 
 
 EXPORTS: dict[str, tuple[list[str], str]] = {
@@ -89,7 +89,7 @@ EXPORTS: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("target", EXPORTS)
-def test_an_export_says_what_reads_it_and_what_it_was_made_from(target: str, tmp_path: Path) -> None:
+def test_an_export_reports_its_reader_and_its_source(target: str, tmp_path: Path) -> None:
     files, said = EXPORTS[target]
     (tmp_path / "served").mkdir()
     for file in files:
@@ -103,7 +103,7 @@ def test_an_export_says_what_reads_it_and_what_it_was_made_from(target: str, tmp
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("params.best", "a model of Sockeye"),
         ("params.00012", "a model of Sockeye"),
@@ -116,9 +116,9 @@ def test_an_export_says_what_reads_it_and_what_it_was_made_from(target: str, tmp
         ("model.onnx", "does not read"),
     ],
 )
-def test_files_of_other_toolkits(name: str, said: str, tmp_path: Path) -> None:
+def test_files_of_other_toolkits(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"content")
-    assert said in refused(tmp_path / name, tmp_path / "out")
+    assert message in refused(tmp_path / name, tmp_path / "out")
 
 
 def test_a_checkpoint_of_tensorflow_is_known_by_its_stem(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_checkpoint_of_tensorflow_is_known_by_its_stem(tmp_path: Path) -> None
 
 @pytest.fixture
 def pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Write a pickle with an object of the class `module.Name`, in the old format or as zip."""
+    """Write a pickle with an object of the class `module.Name`, in the old format or as a zip file."""
 
     def make(name: str, place: Callable[[dict[str, Any], Any], object], zipped: bool = True) -> Path:
         module, _, short = name.rpartition(".")
@@ -150,7 +150,7 @@ def pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
 
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("omegaconf_like.dictconfig.DictConfig", "an object of omegaconf_like.dictconfig.DictConfig"),
         ("options.Options", "an object of options.Options"),
@@ -162,15 +162,15 @@ def pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
     ],
 )
 def test_options_of_any_class_are_reported_in_one_line(
-    name: str, said: str, zipped: bool, pickled: Callable[..., Path], tmp_path: Path
+    name: str, message: str, zipped: bool, pickled: Callable[..., Path], tmp_path: Path
 ) -> None:
     path = pickled(name, lambda content, value: content.update(args=value), zipped)
-    assert said in refused(path, tmp_path / "out")
+    assert message in refused(path, tmp_path / "out")
 
 
 @pytest.mark.parametrize("zipped", [False, True])
 def test_averages_of_the_training_run_are_not_read(zipped: bool, pickled: Callable[..., Path], tmp_path: Path) -> None:
-    """Checkpoints of 2018 have them in `extra_state`."""
+    """Checkpoints of 2018 keep them in `extra_state`."""
     model = write(tmp_path / "plain.pt", parameters((8, 8)))
     plain = torch.load(model, weights_only=False)
 
@@ -252,7 +252,7 @@ def test_files_that_torch_did_not_write_are_reported_in_one_line(content: bytes,
         ("de-\ten", ("de", "en")),
     ],
 )
-def test_a_pair_of_languages_is_cut_between_them(given: str, pair: tuple[str, str]) -> None:
+def test_a_language_pair_is_split_into_its_languages(given: str, pair: tuple[str, str]) -> None:
     assert language_pair(given) == pair
 
 
@@ -275,7 +275,7 @@ def test_a_pair_of_languages_is_cut_between_them(given: str, pair: tuple[str, st
         "de: ",
     ],
 )
-def test_a_pair_of_several_readings_or_none_is_asked_for(given: str) -> None:
+def test_an_ambiguous_or_unreadable_language_pair_is_requested(given: str) -> None:
     with pytest.raises(ConfigError, match="pt-br:en"):
         language_pair(given)
 
@@ -295,9 +295,7 @@ class Container:
 
 
 def as_omegaconf(value: Any, kinds: dict[str, type], parent: Any = None) -> Any:
-    """Return `value` as omegaconf stores it: children know their parent, and a container's description has the
-    types.
-    """
+    """Return `value` as omegaconf stores it: children know their parent; a container's description has the types."""
     if not isinstance(value, dict | list):
         return kinds["nodes.AnyNode"](_val=value, _metadata=kinds["base.Metadata"](ref_type=Any), _parent=parent)
     kind = kinds["dictconfig.DictConfig" if isinstance(value, dict) else "listconfig.ListConfig"]
@@ -311,7 +309,7 @@ def as_omegaconf(value: Any, kinds: dict[str, type], parent: Any = None) -> Any:
 
 @pytest.fixture
 def kinds(monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
-    """Classes with omegaconf's names, which is not needed to read them."""
+    """Classes with the names of omegaconf's, which need not be installed to read them."""
     monkeypatch.setitem(sys.modules, "omegaconf", ModuleType("omegaconf"))
     found: dict[str, type] = {}
     for name in (
@@ -353,7 +351,7 @@ def test_options_of_omegaconf_are_read_as_plain_values(
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"task": TASK}, "not a checkpoint of fairseq"),
         ({"model": "transformer", "task": TASK}, "not a checkpoint of fairseq"),
@@ -361,6 +359,8 @@ def test_options_of_omegaconf_are_read_as_plain_values(
         ({"model": FLAT | {"layernorm_embedding": True}, "task": TASK}, "`layernorm_embedding: True`"),
     ],
 )
-def test_other_options_of_omegaconf_are_refused(given: Any, said: str, kinds: dict[str, type], tmp_path: Path) -> None:
+def test_other_options_of_omegaconf_are_refused(
+    given: Any, message: str, kinds: dict[str, type], tmp_path: Path
+) -> None:
     torch.save({"args": None, "cfg": as_omegaconf(given, kinds), "model": parameters((8, 8))}, tmp_path / "model.pt")
-    assert said in refused(tmp_path / "model.pt", tmp_path / "out")
+    assert message in refused(tmp_path / "model.pt", tmp_path / "out")

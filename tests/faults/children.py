@@ -19,7 +19,7 @@ Told = dict[str, str]
 
 
 def in_child(work: Callable[[], None]) -> None:
-    """Do something in a child, because it may start threads, after which this process could no longer fork."""
+    """Run something in a child process, because it may start threads, after which this process could no longer fork."""
     pid = os.fork()
     if not pid:
         status = 1
@@ -37,7 +37,7 @@ def in_child(work: Callable[[], None]) -> None:
 def in_children(
     cases: Sequence[Case], do: Callable[[Case], Iterator[Told]], *, of_a_child: int, patience: float
 ) -> Iterator[tuple[Case, Told]]:
-    """Yield every case with the answers of the child that did it, and with the child's end if the case killed it.
+    """Yield every case with the answers of the child that ran it, and with how the child ended if the case killed it.
 
     `kind` is then `crash`, or `hang` if it used all its CPU time or did not answer for `patience` seconds.
     """
@@ -85,7 +85,7 @@ def _next_line(lines: Any, pid: int, patience: float) -> bytes:
 
 
 def _be_child(cases: Sequence[Case], do: Callable[[Case], Iterator[Told]], tell: int) -> None:
-    """Do the cases and end this process."""
+    """Run the cases and end this process."""
     status = 1
     try:
         import torch
@@ -100,7 +100,7 @@ def _be_child(cases: Sequence[Case], do: Callable[[Case], Iterator[Told]], tell:
             for told in do(case):
                 os.write(tell, json.dumps(told).encode() + b"\n")
         status = 0
-    except BaseException:  # of no case: undamaged files cannot be read, or the tests are at fault
+    except BaseException:  # outside any case: undamaged files cannot be read, or the tests are at fault
         os.write(tell, json.dumps({"broken": traceback.format_exc()}).encode() + b"\n")
     finally:
         os._exit(status)
@@ -108,7 +108,7 @@ def _be_child(cases: Sequence[Case], do: Callable[[Case], Iterator[Told]], tell:
 
 @contextlib.contextmanager
 def limited(memory: int, seconds: float) -> Iterator[None]:
-    """Limit the address space and the CPU time to that many bytes and seconds more than now."""
+    """Limit address space and CPU time to this many bytes and seconds more than now."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     used = resource.getrusage(resource.RUSAGE_SELF)
     space, times = resource.getrlimit(resource.RLIMIT_AS), resource.getrlimit(resource.RLIMIT_CPU)

@@ -1,4 +1,4 @@
-"""One waiting process and one ground for all tests of a worker."""
+"""One waiting process and one set of starting points for all tests of a worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.faults.nursery import Nursery
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder in memory, if the system has one: thousands of folders are created and removed."""
+    """A folder in memory, if the system has one, because thousands of folders are created and removed."""
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else tmp_path_factory.getbasetemp()))
     yield folder.resolve()

@@ -54,10 +54,10 @@ class Outcome:
 
     Attributes:
         reader: name of the reader.
-        seed: of the damage, or the bytes of memory available.
+        seed: seed of the damage, or the bytes of memory available.
         kind: one of OUTCOMES.
         file: the damaged file.
-        damage: how.
+        damage: the damage in words.
         said: message or traceback.
     """
 
@@ -70,7 +70,7 @@ class Outcome:
 
 
 def fuzz(work: Path, cases: Sequence[tuple[str, int]], golden: Path | None = None) -> Iterator[Outcome]:
-    """Yield the outcome of every case (reader, seed) in the folder `work`, new or from an earlier call.
+    """Yield the outcome of every case (reader, seed) in the folder `work`, from now or from an earlier call.
 
     The seed chooses the file and the damage.
     """
@@ -112,7 +112,7 @@ def starve(work: Path, readers: Sequence[str], step: int, golden: Path | None = 
         yield _read(READERS[name], wanted, False, (), memory)
 
     for name in readers:
-        if name == "begin":  # a run without memory to train still exists: it can be resumed
+        if name == "begin":  # a run that lacks the memory to train still exists, and can be resumed
             continue
         [(_, undamaged)] = in_children([name], whole, of_a_child=1, patience=4 * SECONDS)
         memory, enough = 0, 0
@@ -155,9 +155,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _read(reader: Reader, wanted: str, checked: bool, names: Collection[str], memory: int) -> Told:
-    """Return how reading ends with this much memory; `names` are those of the files, `checked` is for the damaged
-    one.
-    """
+    """Return the outcome of reading with this much memory; `names` are file names, `checked` is for the damaged one."""
     with limited(memory, SECONDS):
         kind, said = "internal", ""
         try:

@@ -1,4 +1,4 @@
-"""The ground on which commands start: corpus, store, a run, made once and copied; stand-ins for slow parts."""
+"""What commands start from: corpus, store and run, made once and then copied; and stand-ins for slow parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ziggurat.data.babel import generate
 
 
 def in_one_process() -> None:
-    """Let jobs run in the verb's process, because operations of other processes are not seen."""
+    """Run jobs in the verb's process, because the operations of other processes are not seen."""
     from tests.corpora.synthesis import conftest
     from ziggurat.corpora.jobs import launchers
 
@@ -29,7 +29,7 @@ def in_one_process() -> None:
 
 
 def on_a_small_corpus() -> None:
-    """Let `demo` write a few hundred pairs instead of 21,000."""
+    """Make `demo` write a few hundred pairs instead of 21,000."""
     from functools import partial
 
     from ziggurat.data import babel
@@ -38,7 +38,7 @@ def on_a_small_corpus() -> None:
 
 
 def on_ready_graphs() -> None:
-    """Let the ONNX export write graphs that were traced earlier, because tracing takes a dozen seconds."""
+    """Make the ONNX export write graphs that were traced earlier, because tracing takes a dozen seconds."""
     import torch.onnx
 
     class Ready:
@@ -51,12 +51,12 @@ def on_ready_graphs() -> None:
 
 
 def with_a_server() -> None:
-    """Let the addresses of `fetch` lead to the files in `origin`, served by a proxy in this process."""
+    """Make `fetch` get its addresses from the files in `origin`, served by a proxy in this process."""
     from tests.corpora.fetch.server import serving
 
     running = serving()
     server = running.__enter__()
-    atexit.register(running.__exit__, None, None, None)  # until then it must stay referenced, or it would end
+    atexit.register(running.__exit__, None, None, None)  # also keeps a reference: without one it would end
     for path in Path("origin", "f").iterdir():
         server.add(f"corpora.invalid/f/{path.name}", path.read_bytes())
     os.environ["http_proxy"] = server.address
@@ -117,7 +117,8 @@ class Ground:
         elif name == "run":
             self.part("store"), self.part("tiny.yaml")
             self._do("train", "tiny.yaml", "--run", "run", preload=TORCH)
-            # By hand, without a dev score: the average that training makes is worse than `best`, and would not be read.
+            # Averaged by hand, without a dev score: the average of training is worse than `best`, so it would not be
+            # read.
             self._do("average", "run", "--last", "2", preload=TORCH)
         elif name == "graphs":
             self.part("run")

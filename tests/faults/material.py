@@ -49,7 +49,7 @@ def write_material(folder: Path, golden: Path) -> None:
     )
     _write_corpora(folder, pairs)
     _write_lines(folder, pairs)
-    # The set's own may be older than the checksums of these files.
+    # The set's own files may be older than their checksums.
     shortlist = folder / "shortlist.safetensors"
     write_shortlist(shortlist, read_shortlist(shortlist, *load_tokenizers(folder / "run")))
     (folder / "aligner.safetensors").write_bytes(Aligner.train(pairs[:30]).content())

@@ -1,4 +1,4 @@
-"""Damage as disks, transfers, editors and enemies do it to a file's bytes, determined only by a seed."""
+"""Damage that disks, transfers, editors and enemies do to a file's bytes, determined only by a seed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 def damage(file: Path, seed: int, *, special: bool) -> str:
     """Damage `file` in one way or, rarely, remove it or replace it; return what was done.
 
-    `special`: pipes and devices too, which nobody expects inside a folder; a user who names one may intend it.
+    `special`: also use pipes and devices, which nobody expects inside a folder; a user who names one may intend it.
     """
     rng = random.Random(seed)
     if rng.random() < 0.04:
@@ -76,7 +76,7 @@ def damage(file: Path, seed: int, *, special: bool) -> str:
         change = rng.choice(changes)
         content = change(rng, content)
         said.append(change.__name__.removeprefix("_"))
-    file.unlink()  # not written in place: the old one may still be mapped
+    file.unlink()  # not written in place, because the old file may still be mapped
     file.write_bytes(content)
     return ", ".join(said)
 
@@ -102,7 +102,7 @@ def _replace(file: Path, kind: int) -> str:
 
 
 def _place(rng: random.Random, content: bytes) -> int:
-    """Return an offset, the first and last bytes more often than others, because headers are there."""
+    """Return an offset, more often near the start or the end, where headers are."""
     size = len(content)
     where = rng.random()
     if where < 0.3:
@@ -204,7 +204,7 @@ def _token(rng: random.Random) -> bytes:
 
 
 def _number(rng: random.Random, content: bytes) -> bytes:
-    """Put something in place of one number."""
+    """Replace one number by something else."""
     found = list(_NUMBER.finditer(content))
     if not found:
         return _insert(rng, content)

@@ -29,8 +29,8 @@ class Ended(NamedTuple):
     """The end of a command.
 
     Attributes:
-        status: its exit status, or minus the number of the signal that ended it; None: it was still running when its
-        time was up, and was killed.
+        status: its exit status, or minus the number of the signal that ended it; None: it was killed because its time
+        was up.
         said: standard output and error.
         operations: (kind, path) of every file operation (tests/faults/operations.py).
     """
@@ -46,7 +46,7 @@ class Ended(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A running command; `pid` is also the id of its process group."""
+    """A running command, whose `pid` is also the id of its process group."""
 
     pid: int
     said: Path
@@ -123,7 +123,7 @@ class Nursery:
         return Started(answer["pid"], said, operations)
 
     def wait(self, started: Started, seconds: float = 120.0) -> Ended:
-        """Wait until it has ended; after that many seconds it and all its children are killed."""
+        """Wait until it has ended, or kill it and all its children after this many seconds."""
         status = self._ask(do="wait", pid=started.pid, seconds=seconds)["status"]
         said = started.said.read_text(encoding="utf-8", errors="replace")
         lines = started.operations.read_text(encoding="utf-8").splitlines() if started.operations.is_file() else []
@@ -148,7 +148,7 @@ class Nursery:
 def _wait() -> None:
     """Run the waiting process."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # keep the output of imports out of the answers
+    os.dup2(2, 1)  # keeps the output of imports out of the answers
     import ziggurat.cli.app
 
     assert ziggurat.cli.app
@@ -172,7 +172,7 @@ def _status(pid: int, seconds: float) -> int | None:
         ended, _, _ = select.select([descriptor], [], [], seconds)
     finally:
         os.close(descriptor)
-    with contextlib.suppress(ProcessLookupError):  # and whatever it started and left behind
+    with contextlib.suppress(ProcessLookupError):  # kills everything that it left behind
         os.killpg(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status) if ended else None

@@ -1,9 +1,9 @@
 """File operations of a process, counted; at the n-th one it is killed, or the operation fails.
 
 Python's audit events report opening, renaming, creating and removing. Writing and syncing have no events, so
-replacements of `open` and `os.fsync` count them: a file can then also be cut in the middle of a write, as by a full
-disk or a kill. Writes by C++ libraries (Arrow) are not seen; small file systems (experiments/faults/disks.py) and kills
-at random times cover those.
+replacements of `open` and `os.fsync` count them, and can cut a file off in the middle of a write, as a full disk or a
+kill does. Writes by C++ libraries (Arrow) are not seen; small file systems (experiments/faults/disks.py) and kills at
+random times cover those.
 
 An audit hook cannot be removed: use it in a process that ends afterwards (tests/faults/nursery.py).
 """
@@ -34,7 +34,7 @@ _EVENTS = {
     "os.truncate",
     "os.chmod",
 }
-"""_EVENTS are the functions that those of shutil and tempfile call."""
+"""_EVENTS are the functions that shutil and tempfile call in turn."""
 
 ERRORS: dict[str, tuple[int, ...]] = {
     "open": (errno.ENOSPC, errno.EIO, errno.EMFILE, errno.EACCES),
@@ -67,11 +67,11 @@ class Operation(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """The disturbance at the n-th operation, from 1, among those that write (or all, with `reads`)."""
+    """The disturbance at the n-th operation (from 1), counting those that write, or all with `reads`."""
 
     number: int
     error: int | None = None
-    """The `errno` with which it fails; None: SIGKILL."""
+    """The `errno` with which the operation fails; None: SIGKILL."""
     lasting: bool = False
     """Return whether all later ones that need disk space also fail, as on a full disk."""
     reads: bool = False
@@ -79,7 +79,7 @@ class Fault(NamedTuple):
 
 
 def watch(folder: Path, fault: Fault | None, told: Callable[[Operation], object]) -> None:
-    """From now on, report every operation below `folder` to `told`, and let `fault` happen."""
+    """From now on, report every operation below `folder` to `told`, and cause `fault`."""
     watcher = _Watcher(folder, fault, told)
     sys.addaudithook(watcher.hear)
     real_fsync = os.fsync
@@ -87,12 +87,12 @@ def watch(folder: Path, fault: Fault | None, told: Callable[[Operation], object]
     def fsync(descriptor: Any) -> None:
         number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
         watcher.happens("fsync", _named(number))
-        if not watcher.holds(_named(number)):  # the watched files disappear with the machine's memory in any case
+        if not watcher.holds(_named(number)):  # the watched files are in memory anyway
             real_fsync(number)
 
     os.fsync = fsync  # type: ignore[assignment]
     io.open = builtins.open = _Opener(watcher)  # type: ignore[assignment]
-    shutil._USE_CP_SENDFILE = False  # type: ignore[attr-defined]  # so that copying writes by `write`
+    shutil._USE_CP_SENDFILE = False  # type: ignore[attr-defined]  # so that copying uses `write`
 
 
 class _Watcher:
@@ -141,7 +141,7 @@ class _Watcher:
             return
         before()
         assert fault.error is not None
-        # The system names no file if it was given a descriptor, so the code that knows the file must name it.
+        # Given only a descriptor, the system names no file, so the code that knows the file must name it.
         raise OSError(fault.error, os.strerror(fault.error), *([] if kind in _BY_NUMBER else [path]))
 
 
@@ -163,9 +163,7 @@ def _operation(event: str, arguments: tuple[Any, ...]) -> tuple[str, str] | None
 
 
 def _absolute(path: Any, folder: int = -1) -> str:
-    """Return the path of a file that is named relative to an open folder or to the current one, or by its
-    descriptor.
-    """
+    """Return the path of a file given by a path relative to an open folder or the current one, or by its descriptor."""
     if isinstance(path, int):
         return _named(path)
     text = os.fsdecode(path)

@@ -1,6 +1,6 @@
 """Everything in this package that reads files, as functions that read the current folder, for the fuzzer (fuzzing.py).
 
-Most are verbs of the command line, because what a user sees counts. The undamaged files come from
+Most of them are verbs of the command line, because the tests are about what users see. The undamaged files come from
 tests/faults/material.py.
 """
 
@@ -48,7 +48,7 @@ class Reader:
     """One way to read files.
 
     Attributes:
-        name: of the reader.
+        name: name of the reader.
         parts: the material that it needs in its folder.
         files: patterns of the files to damage.
         read: called in the folder; returns equal values if it read the same.
@@ -158,7 +158,7 @@ def _imported(*arguments: str) -> Any:
     try:
         return translated("whole", "max_length.extra=5")
     except RefusedError as error:
-        if "not finite" not in str(error):  # as in the other model
+        if "not finite" not in str(error):  # damaged weights may become NaN
             raise
         return str(error)
 

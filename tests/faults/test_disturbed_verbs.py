@@ -56,14 +56,14 @@ def test_every_verb_that_writes_is_disturbed() -> None:
     from ziggurat.cli.app import app
 
     known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    # They print, or answer; what `serve --new-key` writes is random (tests/serve). `pipeline` consists of the others,
+    # These only print or answer; `serve --new-key` writes random keys (tests/serve). `pipeline` consists of the others,
     # and is killed in tests/corpora/pipeline.
     reading = {"recipes", "explain", "serve", "pipeline"}
     assert {word for verb in WHOLE.values() for word in verb.arguments if word in known} == known - reading
 
 
 def write_in_place() -> None:
-    """Let every file be written in place, as none of our code does."""
+    """Write every file in place, as none of our code does."""
     import contextlib
     from collections.abc import Iterator
 
@@ -80,7 +80,7 @@ def write_in_place() -> None:
 
 
 @pytest.mark.slow
-def test_a_file_written_in_place_is_found_out(ground: Ground, place: Path) -> None:
+def test_a_file_written_in_place_is_detected(ground: Ground, place: Path) -> None:
     sound = VERBS["translate-replacing"]
     careless = Verb(
         sound.arguments,
@@ -104,7 +104,7 @@ def test_operations_are_seen_where_they_happen(ground: Ground, place: Path) -> N
     writing = [one for one in bench.operations if one.kind != "read"]
     assert [one.kind for one in writing if one.kind != "flock"] == ["open", "write", "chmod", "fsync", "rename"]
     assert Operation("rename", str(place / "work" / "out")) in writing
-    # Not the first one: the repair of a run's links may fail, and the verb continues.
+    # Not the first rename: repairing a run's links may fail, and the verb continues.
     weights = str(place / "work" / "run" / "averaged" / "model.safetensors")
     fault = Fault([one.path for one in bench.operations].index(weights) + 1, errno.EIO, reads=True)
     ended = ground.nursery.run(bench.verb.arguments, place / "work", preload=bench.verb.preload, fault=fault)

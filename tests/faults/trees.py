@@ -1,4 +1,4 @@
-"""Folders as they are compared: every file's bytes, except what depends on the clock."""
+"""Snapshots of folders for comparisons: every file's bytes, except what depends on the clock."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def snapshot(folder: Path, timed: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def leftovers(folder: Path) -> list[str]:
-    """Return what only a running process may have: temporary files, and folders half built or set aside."""
+    """Return what only a running process may have: temporary files, and folders that are half built or set aside."""
     names = (str(path.relative_to(folder)) for path in folder.rglob("*"))
     return sorted(name for name in names if _LEFTOVER.fullmatch(os.path.basename(name)))
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """Return in words where two snapshots differ, file by file."""
+    """Return the differences of two snapshots in words, file by file."""
     said = [f"{name} is missing" for name in sorted(expected.keys() - found.keys())]
     said += [f"{name} is too much" for name in sorted(found.keys() - expected.keys())]
     for name in sorted(found.keys() & expected.keys()):
@@ -92,7 +92,7 @@ def _document(text: str) -> dict[str, Any]:
 def _meta(path: Path) -> dict[str, Any]:
     """Return a checkpoint's `meta.json` without the training time in it, and the checksum over that.
 
-    Only scores of existing checkpoints count: it may name one that was deleted right after it was written.
+    Only scores of existing checkpoints count; the file may name one that was deleted right after it was written.
     """
     document = _document(path.read_text(encoding="utf-8"))
     document.pop("checksum", None)
@@ -104,7 +104,7 @@ def _meta(path: Path) -> dict[str, Any]:
 
 
 def _page(path: Path) -> str:
-    """Return a report without the minute in which it was made."""
+    """Return a report without the time at which it was made."""
     return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", "", path.read_text(encoding="utf-8"))
 
 
@@ -116,6 +116,6 @@ _READERS: dict[str, Callable[[Path], Any]] = {
     "metrics.jsonl": _records,
     "depth.jsonl": _records,
     "meta.json": _meta,
-    ".job": _there,  # who trains
-    "log.txt": _there,  # records when, and how often the run was interrupted
+    ".job": _there,  # the process that trains
+    "log.txt": _there,  # records when and how often the run was interrupted
 }

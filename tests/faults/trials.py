@@ -54,7 +54,7 @@ class Bench:
     def kill(self, fault: Fault) -> Outcome:
         """Kill the command at an operation, repeat it, compare."""
         ended = self._disturbed(fault)
-        if not ended.killed:  # it ended first; asynchronous checkpoints make the number vary
+        if not ended.killed:  # it ended earlier, because asynchronous checkpoints make the number of operations vary
             return bad_end(ended, (0,)) or self._compared()
         if not self.verb.trains:
             torn = self._torn(snapshot(self._folder, self.verb.timed))
@@ -94,9 +94,7 @@ class Bench:
         return self._again()
 
     def _half(self, left: dict[str, Any]) -> str:
-        """Return in words what an error left that is neither as before nor as in the final result; nothing for
-        training.
-        """
+        """Describe what an error left that is neither the old state nor the final result; nothing for training."""
         if self.verb.trains or left == self._after:
             return ""
         for said in differences(left, self._before):
@@ -107,11 +105,11 @@ class Bench:
         return ""
 
     def _pages(self) -> str:
-        """Return the reports, which also mention what could not be read."""
+        """Return the reports, which also mention files that could not be read."""
         return "".join(path.read_text(encoding="utf-8") for path in self._folder.rglob("*.html"))
 
     def _unlike(self, found: dict[str, Any]) -> list[str]:
-        """Return in words where a snapshot differs from the undisturbed command's, apart from leftovers."""
+        """Describe how a snapshot differs from that of the undisturbed command, apart from leftovers."""
         left = leftovers(self._folder)
         unlike = [said for said in differences(found, self._after) if not _is_of(said, left)]
         return [said for said in unlike if not self._is_of_set_aside(said)]
@@ -119,7 +117,7 @@ class Bench:
     def _is_of_set_aside(self, said: str) -> bool:
         """Return whether a difference concerns a checkpoint that could not be read.
 
-        It is kept under another name, which is reported, and made again with the command's settings.
+        The checkpoint is kept under another name, which is reported, and is written again with the command's settings.
         """
         anew = {f"{name.removeprefix('damaged-')}/meta.json differs: configuration" for name in self._set_aside}
         return any(name in said.split("/") for name in self._set_aside) or any(one in said for one in anew)

@@ -12,7 +12,7 @@ from tests.small import merged
 UPDATES = 8
 """UPDATES is the number of updates of a disturbed run."""
 _GROUND_UPDATES = 60
-"""_GROUND_UPDATES is that of the run that other verbs use: most of its translations end."""
+"""_GROUND_UPDATES is that of the run from which other verbs start: most of its translations end."""
 
 _TRAINING: dict[str, Any] = {
     "threads": 1,
@@ -51,12 +51,12 @@ GROUND_TRAINING = _settings(
 
 @dataclass(frozen=True)
 class Verb:
-    """A command and its ground.
+    """A command and its starting point.
 
     Attributes:
         arguments: what is typed.
         again: what is typed after it was killed or failed; None: the same. It gets the folder.
-        ground: parts of the ground that exist beforehand, as the Ground makes them.
+        ground: parts made by the Ground that exist beforehand.
         before: commands that make the rest of what exists beforehand.
         preload: modules that the command imports late, for the waiting process.
         prepare: called in the child before the command (tests/faults/nursery.py).
@@ -85,7 +85,7 @@ class Verb:
 
 
 def _resumed(folder: Path) -> tuple[str, ...]:
-    """The command of a user whose training was killed: `--resume` once there is a run."""
+    """The command that a user types after training was killed: `--resume` once there is a run."""
     return ("train", "--run", "new", "--resume")
 
 
@@ -136,7 +136,7 @@ _FETCHING = (
 )
 
 VERBS: dict[str, Verb] = {
-    # What has arrived stays, and so does a complete set.
+    # What was downloaded stays, and so does a complete set.
     "fetch": Verb(
         _FETCH,
         ground=("origin",),

@@ -1,7 +1,7 @@
 """Writes a small set of this version's files: `python -m tests.golden.make tests/golden/v1` (tests/golden/README.md).
 
-A set is made once, by the version whose name it bears, and never again: later versions must open it unchanged.
-Everything is done by verbs of the command line, on sentences of the embedded language pair.
+A set is made only once, by the version whose name it has; later versions must open it unchanged. Everything is done by
+verbs of the command line, on sentences of the embedded language pair.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EXPORTS = ("plain", "ctranslate2", "huggingface", "onnx")
 def experiment() -> Experiment:
     """Return a post-norm model of a few thousand parameters, which learns two dozen short sentences by heart.
 
-    So the best translation wins by a margin that no order of additions can reverse.
+    So the best translation wins by a margin that no order of summation can reverse.
     """
     return Experiment.model_validate(
         {

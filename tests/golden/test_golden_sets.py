@@ -36,8 +36,7 @@ from ziggurat.translate.translator import load_translator
 SETS = sorted(path for path in Path(__file__).parent.glob("v*") if path.is_dir())
 
 CLOSE = {"abs": 1e-3}
-"""CLOSE is the tolerance for scores: other processors add in a different order. The texts win by more, so they are
-exactly the same.
+"""CLOSE is the tolerance for scores, because other processors add in a different order; the best texts win by more.
 """
 
 
@@ -52,7 +51,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 def assert_translates(model: Any, folder: Path, name: str) -> None:
-    """Check that `model` answers as the set's file `name` says."""
+    """Check that `model` gives the answers in the set's file `name`."""
     sources = (folder / "expected" / "sources.txt").read_text().splitlines()
     expected = json.loads((folder / "expected" / "translations.json").read_text())[name]
     found = [(t.hypotheses[0].text, t.hypotheses[0].score) for t in model.translate_stream(sources)]
@@ -60,7 +59,7 @@ def assert_translates(model: Any, folder: Path, name: str) -> None:
     assert [score for _, score in found] == pytest.approx([score for _, score in expected], **CLOSE)
 
 
-def test_there_is_a_set_of_the_first_version_and_of_this_one() -> None:
+def test_the_first_and_this_version_have_a_set() -> None:
     assert SETS[0].name == "v1"
     newest = SETS[-1]
     checkpoint = checkpoint_folders(newest / "run")[-1]
@@ -117,7 +116,7 @@ def test_an_export_to_onnx(folder: Path) -> None:
 
 def test_an_export_to_transformers_is_imported(folder: Path) -> None:
     import_checkpoint(Path("huggingface"), Path("imported"))
-    limit = {"max_length": {"ratio": 1.0, "extra": 5, "limit": 1024}}  # its own are the defaults of `generate`
+    limit = {"max_length": {"ratio": 1.0, "extra": 5, "limit": 1024}}  # its own settings are the defaults of `generate`
     assert_translates(load_translator("imported", device="cpu", **limit), folder, "ctranslate2")
 
 
@@ -141,7 +140,7 @@ def test_a_run_is_reported(folder: Path) -> None:
     assert [record.update for record in read_records(Path("run"))] == [0, make.UPDATES]
 
 
-def test_a_run_continues(folder: Path) -> None:
+def test_a_run_is_resumed(folder: Path) -> None:
     before = everything("run/last/model.safetensors")
     experiment = reopen_run(Path("run"), [f"training.stop.updates={make.RESUMED_UPDATES}"])
     assert experiment.data == load_experiment("config.yaml").data

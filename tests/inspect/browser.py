@@ -1,4 +1,4 @@
-"""A browser for tests: the system's Chromium, which can reach only the file that it shows."""
+"""A browser for tests: the system's Chromium, which can reach only the page that it shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figure and the table of runs against depth: which runs form a line, means and spreads, missing measurements."""
+"""The figure and the table of runs against depth: lines, means and spreads, missing measurements."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def several(*experiments: Experiment, losses: list[float] | None = None) -> list
 
 
 def grouped(*experiments: Experiment) -> tuple[str, dict[str, dict[int, list[str]]]]:
-    """Return the label of the axis, and the names of the runs by label and depth."""
+    """Return the label of the axis, and the runs' names by line and depth."""
     found = runs_by_method(several(*experiments))
     assert found is not None
     label, methods = found
@@ -73,7 +73,7 @@ def test_the_axis_is_the_depth_that_varies() -> None:
     assert grouped(changed(6, 3), changed(12, 3)) == ("encoder layers", {"pre": {6: ["0"], 12: ["1"]}})
     assert grouped(changed(6, 4), changed(6, 2)) == ("decoder layers", {"pre": {2: ["1"], 4: ["0"]}})
     assert grouped(changed(6, 6), changed(3, 3)) == ("layers of each stack", {"pre": {3: ["1"], 6: ["0"]}})
-    # A decoder depth that follows from the encoder's is not a method; one that varies independently is.
+    # A decoder depth that follows from the encoder's is no method; one that varies independently is.
     assert grouped(changed(6, 6), changed(12, 2))[1] == {"pre": {6: ["0"], 12: ["1"]}}
     assert grouped(changed(6, 6), changed(12, 6), changed(6, 2), changed(12, 2))[1] == {
         "pre, decoder of 6 layers": {6: ["0"], 12: ["1"]},
@@ -96,22 +96,22 @@ def test_the_axis_is_the_depth_that_varies() -> None:
         ),
     ],
 )
-def test_a_method_is_what_differs_apart_from_depth_and_seed(overrides: list[str], labels: list[str]) -> None:
+def test_a_method_is_any_difference_except_depth_and_seed(overrides: list[str], labels: list[str]) -> None:
     both = [changed(n, 6, *more) for more in ([], overrides) for n in (6, 12)]
     seeds = [changed(6, 6, "training.seed=2", "training.threads=1", "data.store=elsewhere")]
     found = grouped(*both, *seeds)[1]
     assert found == {labels[0]: {6: ["0", "4"], 12: ["1"]}, labels[1]: {6: ["2"], 12: ["3"]}}
 
 
-def test_what_differs_with_the_depth_alone_makes_no_method_but_what_differs_at_one_depth_does() -> None:
+def test_settings_that_follow_the_depth_make_no_method_but_others_do() -> None:
     deep = changed(12, 6, "training.batch.max_tokens=999", "model.dropout.residual=0.3")
     assert grouped(changed(6, 6), deep) == ("encoder layers", {"pre": {6: ["0"], 12: ["1"]}})
-    # Averaging these two as if they were seeds would be wrong.
+    # Averaging these two as if they were two seeds would be wrong.
     found = grouped(changed(6, 6), changed(12, 6), changed(6, 6, "model.d_ff=64"), changed(12, 6, "model.d_ff=64"))[1]
     assert found == {"pre, d_ff 32": {6: ["0"], 12: ["1"]}, "pre, d_ff 64": {6: ["2"], 12: ["3"]}}
 
 
-def test_one_method_is_not_split_by_what_another_differs_in() -> None:
+def test_a_setting_of_one_method_does_not_split_another() -> None:
     mine = [changed(6, 6), changed(12, 6, "model.dropout.residual=0.3")]
     other = [changed(6, 6, "model.residual=post", "model.dropout.residual=0.2")]
     assert grouped(*mine, *other)[1] == {"pre": {6: ["0"], 12: ["1"]}, "post": {6: ["2"]}}
@@ -139,7 +139,7 @@ def test_means_and_spreads_over_seeds() -> None:
     assert second["dev loss"] == "2.000"
 
 
-def test_what_was_not_measured_is_said_and_not_drawn() -> None:
+def test_missing_measurements_are_reported_and_not_drawn() -> None:
     runs = several(changed(6, 6), changed(6, 6, "training.seed=2"), changed(12, 6), losses=[3.0, float("nan"), 2.0])
     speed = DecodingSpeed(tokens_per_second=1234.0, rounds=3, how="a text")
     runs[0] = replace(runs[0], speed=speed)
@@ -217,7 +217,7 @@ def test_damaged_scores_and_speeds_are_refused_with_the_file(tmp_path: Path, fil
         read_run(folder)
 
 
-def test_more_runs_than_colours_are_drawn_against_depth_alone() -> None:
+def test_more_runs_than_colours_are_drawn_only_against_depth() -> None:
     many = [changed(n, 2, f"training.seed={seed}") for n in (2, 4, 6) for seed in range(4)]
     assert len(many) > MAX_DRAWN
     assert [figure.key for figure in figures_of(several(*many))] == ["against-depth"]
@@ -225,7 +225,7 @@ def test_more_runs_than_colours_are_drawn_against_depth_alone() -> None:
         gather(several(*[changed(2, 2, f"training.seed={seed}") for seed in range(MAX_DRAWN + 1)]), None)
 
 
-def test_more_methods_than_colours_have_dashes() -> None:
+def test_dashes_distinguish_more_methods_than_colours() -> None:
     kinds = [changed(n, 2, f"model.d_ff={32 * k}") for k in range(1, MAX_DRAWN + 2) for n in (2, 4)]
     lines = panel(against_depth(several(*kinds)), "dev loss")
     assert len(lines) == MAX_DRAWN + 1

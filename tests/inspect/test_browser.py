@@ -52,7 +52,7 @@ def deep(folder: Path, corpus: Path) -> Experiment:
     return change_section(plain, changed, "experiment")
 
 
-pytestmark = pytest.mark.slow  # two runs are trained for it
+pytestmark = pytest.mark.slow  # it trains two runs
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def two_runs(browser: Any, tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> list[Path]:
-    """Trained runs of plain post-norm and of ADMIN; without a browser nothing is trained."""
+    """Trained runs of plain post-norm and of ADMIN; nothing is trained if there is no browser."""
     folder = tmp_path_factory.mktemp("deep")
     experiment = deep(folder, shared_data / "multi30k")
     prepare(experiment.data)
@@ -90,7 +90,7 @@ def report(content: Content, two_runs: list[Path]) -> Path:
     return path
 
 
-def test_it_opens_without_a_complaint_and_asks_for_nothing_but_itself(browser: Any, report: Path) -> None:
+def test_it_opens_without_errors_and_requests_nothing_else(browser: Any, report: Path) -> None:
     with shown(browser, report) as window:
         assert window.said == []
         assert window.requested == [report.as_uri()]
@@ -98,7 +98,7 @@ def test_it_opens_without_a_complaint_and_asks_for_nothing_but_itself(browser: A
         assert window.page.title() == "Report: post and admin"
 
 
-def test_every_figure_has_something_drawn_within_its_box(browser: Any, report: Path, content: Content) -> None:
+def test_every_figure_is_drawn_within_its_box(browser: Any, report: Path, content: Content) -> None:
     assert {figure.section for figure in content.figures} >= {"Learning"}
     assert len(content.figures) >= 10  # learning, speed and depth
     with shown(browser, report) as window:

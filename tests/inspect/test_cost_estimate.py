@@ -56,7 +56,7 @@ def test_batches_of_a_store_are_those_of_training(tiny_folder: Path, monkeypatch
     assert max(shape.tokens for shape in sampled.largest) == pytest.approx(found.largest[0].tokens, rel=0.15)
 
 
-def test_lengths_are_assumed_where_no_store_tells(tiny_folder: Path, tmp_path: Path) -> None:
+def test_lengths_are_assumed_without_a_store(tiny_folder: Path, tmp_path: Path) -> None:
     config = tiny_experiment(tiny_folder, batch={"max_tokens": 1000, "length_multiple": 8})
     nothing = config.data.train[0].model_copy(update={"source": str(tmp_path / "a"), "target": str(tmp_path / "b")})
     other = config.model_copy(
@@ -73,17 +73,17 @@ def test_lengths_are_assumed_where_no_store_tells(tiny_folder: Path, tmp_path: P
     (tmp_path / "b").write_text("A line of 24 characters.\nOne line of 16..\n" * 20)
     found = expected_batches(other)
     assert found.origin == f"estimated from the size of the text: there is no store {tmp_path}"
-    assert (found.source_length, found.target_length) == (6, 6)  # 20 bytes on the longer side, and its end
+    assert (found.source_length, found.target_length) == (6, 6)  # 20 bytes on the longer side, plus end-of-sentence
     assert found.largest == (BatchShape(125, 8, 8), BatchShape(3, 256, 256))
     changed = change_section(config, {"data": {"subword": {"vocabulary_size": 300}}}, "")
     assert "prepared with other settings" in expected_batches(changed).origin
 
 
-def test_seconds_are_products_memory_and_calls() -> None:
+def test_seconds_come_from_products_memory_and_calls() -> None:
     work = OperatorWork(operations={PLAIN: 600, BATCHED: 50}, moved=400, calls=30)  # type: ignore[arg-type]
     speed = Speed({PLAIN: 300.0, BATCHED: 100.0}, moved=200.0, calls=10.0, waits=True)
     assert speed.seconds(work) == 2 + 0.5 + 2 + 3
-    # A GPU works while the next calls are made.
+    # A GPU works while the CPU makes the next calls.
     assert Speed(speed.products, 200.0, 10.0, waits=False).seconds(work) == 4.5
     assert Speed(speed.products, 200.0, 5.0, waits=False).seconds(work) == 6
 
@@ -118,7 +118,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.slow
-def test_the_time_of_other_programs_is_not_that_of_our_own_thread() -> None:
+def test_time_of_other_programs_is_not_counted() -> None:
     def disturbed() -> None:
         time.sleep(0.05)  # the processor is a different one
 
@@ -134,7 +134,7 @@ def test_the_time_of_other_programs_is_not_that_of_our_own_thread() -> None:
 
 
 @pytest.mark.parametrize(("crowded", "timers"), [(False, [False]), (True, [False, True])])
-def test_a_busy_machine_is_measured_once_more_by_our_own_time(
+def test_a_busy_machine_is_measured_again_in_cpu_time(
     crowded: bool, timers: list[bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen: list[bool] = []
@@ -164,7 +164,7 @@ def test_a_busy_machine_is_measured_once_more_by_our_own_time(
         [],
     ],
 )
-def test_what_is_simulated_and_timed_is_what_is_trained(
+def test_the_simulated_and_timed_model_is_the_trained_one(
     trained: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found: list[tuple[set[str], set[bool]]] = []
@@ -216,7 +216,7 @@ def test_the_estimate_scales_with_the_batches_of_an_update(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("_known_speed")
-def test_a_checkpoint_of_low_rank_updates_takes_their_memory_alone(tmp_path: Path) -> None:
+def test_a_checkpoint_of_low_rank_updates_takes_only_their_memory(tmp_path: Path) -> None:
     small = ["model.encoder.layers=1", "model.decoder.layers=1", f"data.store={tmp_path}"]
     config = experiment(*small, "training.batch.max_tokens=30", "training.start_from=a", "training.lora={rank: 2}")
     found = estimate_cost(config, (50, 50)).memory
@@ -228,7 +228,7 @@ def test_a_checkpoint_of_low_rank_updates_takes_their_memory_alone(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_known_speed")
-def test_the_batch_that_takes_most_is_found_and_what_is_left_out_is_said(tmp_path: Path) -> None:
+def test_the_most_expensive_batch_is_found_and_omissions_are_reported(tmp_path: Path) -> None:
     small = [
         "model.encoder.layers=1",
         "model.decoder.layers=1",
@@ -238,7 +238,7 @@ def test_the_batch_that_takes_most_is_found_and_what_is_left_out_is_said(tmp_pat
     stages = "[{mix: {a: 1}, until: {corpus: a, epochs: 1}}, {mix: {a: 1}, until: {corpus: a, epochs: 1}}]"
     config = experiment(*small, "training.compile=layers", f"data.stages={stages}")
     found = estimate_cost(config, (50, 50))
-    assert found.memory.batch == BatchShape(2, 251, 251)  # attention of long sentences outweighs all else at width 16
+    assert found.memory.batch == BatchShape(2, 251, 251)  # at width 16 attention to long sentences dominates
     assert all(any(key in note for note in found.notes) for key in ("training.compile", "data.stages"))
     absent = estimate_cost(experiment(*small, "training.device=cuda:77"), (50, 50))
     assert absent.device == "cpu"
@@ -247,7 +247,7 @@ def test_the_batch_that_takes_most_is_found_and_what_is_left_out_is_said(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_known_speed")
-def test_stages_of_growth_cost_what_runs_of_their_depth_would(tmp_path: Path) -> None:
+def test_stages_of_growth_cost_as_much_as_runs_of_their_depth(tmp_path: Path) -> None:
     def seconds(encoder: int, decoder: int) -> float:
         return estimate_cost(experiment(*small, *depth(encoder, decoder)), (50, 50)).time.seconds
 

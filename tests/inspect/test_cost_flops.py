@@ -97,7 +97,8 @@ def test_rnmt_is_as_counted_by_hand() -> None:
     # The memory: its projection, and the map of each head's keys.
     head = D // H
     assert found.memory == pytest.approx(2 * (D * D + D * head))
-    # The first layer runs cell by cell and also multiplies the zero state; its attention runs once more at the start.
+    # The first layer runs cell by cell, which also multiplies the zero state; its attention runs once more at the
+    # start.
     asked = (T + 1) / T
     first, query = 4 * D * (2 * D + D), asked * (D * D + D * head)
     assert found.decoder == pytest.approx(2 * (first + 2 * cell(2 * D, T) + query))
@@ -120,7 +121,7 @@ def test_training_takes_three_times_the_products_and_recomputation_one_more(prec
     # Each product has two gradients; those of keys and values reach the encoder.
     assert (found.encoder, found.decoder) == pytest.approx((3 * forward.encoder, 3 * forward.decoder))
     assert found.encoder_attention == pytest.approx(3 * forward.encoder_attention)
-    # The loss also multiplies the summed matrix with each state, with nothing backwards.
+    # The loss also multiplies the summed matrix by each state, without a backward pass.
     assert found.output == pytest.approx(3 * forward.output + 2 * D)
     forward, found = training(experiment(*shallow, "training.recompute.encoder=1"), shape)
     # The last map of each layer is not recomputed, because no gradient needs it.
@@ -129,7 +130,7 @@ def test_training_takes_three_times_the_products_and_recomputation_one_more(prec
 
 
 def test_operations_are_those_of_values_too() -> None:
-    """This runs on real tensors, with in-place, transposed and batched kernels, with oneDNN or without."""
+    """It runs on real tensors, with in-place, transposed and batched kernels, with and without oneDNN."""
     a, b = torch.randn(4, 6), torch.randn(6, 5)
     batched = torch.randn(3, 4, 6)
     with Ledger() as ledger:

@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 def measured_peak(config: Experiment) -> int:
-    """Return the peak bytes of tensors during the second update, by the allocator's own reports."""
+    """Return the peak bytes of tensors during the second update, as the allocator reports them."""
     training = config.training
     model = build_model(config.model, V, V)
     as_trained(model, training)
@@ -91,7 +91,7 @@ QUICK = set(MIXED)
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CONFIGS])
-def test_memory_is_within_15_percent_of_what_the_allocator_gives(name: str) -> None:
+def test_memory_is_within_15_percent_of_the_allocators(name: str) -> None:
     update = simulate_update(CONFIGS[name], (V, V), SHAPE, CPU)
     assert update.peak == pytest.approx(measured_peak(CONFIGS[name]), rel=0.15)
     assert sum(update.at_peak.values()) == update.peak
@@ -103,7 +103,7 @@ def simulated(*overrides: str) -> SimulatedUpdate:
 
 
 @pytest.mark.slow
-def test_parts_are_what_they_are_called() -> None:
+def test_parts_are_named_correctly() -> None:
     shallow = ["model.encoder.layers=1", "model.decoder.layers=1"]
     plain, model = simulated(*shallow), build_model(experiment(*WIDE, *shallow).model, V, V)
     weights = sum(p.nbytes for p in model.parameters())

@@ -71,7 +71,7 @@ def test_content_is_that_of_the_store(store: Store) -> None:
     )  # fmt: skip
     assert set(map(tuple, news.examples["duplicate"])) == set(zip(GERMAN[:2], ENGLISH[:2], strict=True))
     assert news.examples["identical"] == [[HOSTILE, HOSTILE]]
-    # Shared are both sides of the first dev pair, the target of the second, and a line of the test set.
+    # Shared with training: both sides of the first dev pair, the target of the second, and a line of the test set.
     test = next(name for name in content.overlap if name.endswith("test.de"))
     assert content.overlap[DEV] == (4, 3, 1, 2)
     assert content.overlap[test] == (2, 1, 0, 1)
@@ -85,7 +85,7 @@ def test_content_is_that_of_the_store(store: Store) -> None:
     assert (news.sampled, source.language, target.language) == (5, "de", "en")
     lengths = store.train.source_lengths[:5]
     assert (source.pieces, source.longest) == (float(lengths.mean()), int(lengths.max()))
-    # The tag that the store puts before a source is not a piece of the sentence.
+    # The tag that the store puts before a source is not one of the sentence's pieces.
     assert web.sides is not None
     its = len(store.source.encode(["Das ist neu hier."])[0])
     assert (web.sides[0].pieces, web.sides[0].longest, int(store.train.source_lengths[5])) == (its, its, its + 1)
@@ -108,7 +108,7 @@ def test_a_vocabulary_that_both_sides_share_is_counted_once(store: Store) -> Non
     assert "71 source and 73 target" in apart
 
 
-def test_page_is_sound_and_says_it_loudly(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_is_valid_and_shows_warnings_prominently(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.strftime", lambda *_: "then")
     content = gather_data(store)
     page = data_page(content)
@@ -127,7 +127,7 @@ def test_page_is_sound_and_says_it_loudly(store: Store, monkeypatch: pytest.Monk
     assert re.search(r"News .*?</th><td>train</td><td class=\"n\">5</td>\s*<td>source, de</td>", page)
 
 
-def test_a_given_test_set_is_looked_for(store: Store) -> None:
+def test_a_given_test_set_is_searched_for(store: Store) -> None:
     content = gather_data(store, ("mine", ["wir gehen morgen in die stadt", "Ganz anders"], [ENGLISH[2], ENGLISH[1]]))
     assert content.overlap["mine"] == (4, 3, 1, 2)
     (notice,) = (notice for notice in content.contamination if "of mine" in notice)
@@ -139,7 +139,7 @@ def test_a_given_test_set_is_looked_for(store: Store) -> None:
     assert not any("mine" in notice for notice in clean.contamination)
 
 
-def test_a_given_test_set_is_looked_for_in_the_other_direction(store: Store) -> None:
+def test_a_given_test_set_is_searched_for_in_the_other_direction(store: Store) -> None:
     content = gather_data(store, ("mine", [ENGLISH[2].upper(), "Quite different"], [GERMAN[2], GERMAN[1]]))
     assert content.overlap["mine"] == (4, 3, 1, 2)
 
@@ -153,7 +153,7 @@ def test_a_given_test_set_is_looked_for_in_the_other_direction(store: Store) -> 
         ("pairs", "keep", {DEV: (1, 2), "test": (0, 1)}),  # the corpus's own rule counts
     ],
 )
-def test_what_is_found_and_what_of_it_stays(
+def test_contamination_found_and_remaining(
     tmp_path: Path, rule: str, own: str | None, staying: dict[str, tuple[int, int]]
 ) -> None:
     content = gather_data(Store.open(prepared(tmp_path, held_out=rule, of_news=own)))
@@ -167,7 +167,7 @@ def test_what_is_found_and_what_of_it_stays(
     assert f": 2 (<code>{own or rule}</code>)" in row
 
 
-def test_a_test_set_is_looked_for_in_all_pairs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_pairs_are_searched_for_a_test_set(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_content, "_CHUNK", 2)
     test_set = ("mine", [GERMAN[0], GERMAN[2]], ["x", "This is new here"])
     assert gather_data(store, test_set).overlap["mine"] == (4, 3, 0, 3)
@@ -201,7 +201,7 @@ def test_without_py3langid_languages_are_missing(store: Store, monkeypatch: pyte
     sound(data_page(content))
 
 
-def test_curves_add_up_and_stand_where_the_lengths_are() -> None:
+def test_curves_add_up_and_match_the_lengths() -> None:
     generator = np.random.default_rng(0)
     source = generator.integers(1, 200, 5000).astype(np.int32)
     curve = LengthCurve("a", 0, source, (2 * source).astype(np.int32))
@@ -209,7 +209,7 @@ def test_curves_add_up_and_stand_where_the_lengths_are() -> None:
     for series, values in zip((panel.series[0] for panel in lengths.panels), (source, 2 * source), strict=True):
         assert sum(y or 0 for y in series.y) == pytest.approx(100)
         for x, y in zip(series.x, series.y, strict=True):
-            # The bin holds the lengths that are nearer to x than to its neighbours, by logarithm.
+            # The bin at x holds the lengths that are nearer to x than to its neighbours, on a logarithmic scale.
             near = (np.log2(values) > np.log2(x) - 0.125) & (np.log2(values) < np.log2(x) + 0.125)
             assert y == pytest.approx(100 * near.mean())
     (ratio,) = ratios.panels[0].series

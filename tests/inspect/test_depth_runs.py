@@ -26,7 +26,7 @@ def script() -> Any:
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module  # typing.NamedTuple and argparse look up their own module
+    sys.modules[specification.name] = module  # typing.NamedTuple and argparse look up the module by name
     specification.loader.exec_module(module)
     sys.path[:] = before
     return module
@@ -57,7 +57,7 @@ def test_runs_of_a_figure_load_and_make_its_lines(script: Any, tmp_path: Path, n
     }
 
 
-def test_a_run_that_is_there_already_continues(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_run_is_resumed(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
 
     def verb(work: Path, *arguments: str | Path) -> argparse.Namespace:

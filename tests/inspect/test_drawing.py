@@ -69,7 +69,7 @@ def test_identifiers_are_unique_in_a_page_and_all_are_used() -> None:
     assert set(identifiers) == set(used)
 
 
-def test_each_image_has_a_name_and_says_what_it_shows() -> None:
+def test_each_image_has_a_name_and_a_description() -> None:
     root = ElementTree.fromstring(to_svg(small()))
     images = [element for element in root.iter() if element.tag.endswith("svg")]
     assert len(images) == 2 + 2  # entries of the legend, panels
@@ -81,7 +81,7 @@ def test_each_image_has_a_name_and_says_what_it_shows() -> None:
     assert "heat map" in described[1]
 
 
-def test_colours_are_the_pages() -> None:
+def test_colours_come_from_the_page() -> None:
     markup = to_svg(figures_of([trained("a", 0), trained("b", 7)])[0])
     assert "var(--run-0, #22659c)" in markup
     assert "var(--run-7, #4e0f04)" in markup
@@ -139,7 +139,7 @@ def test_matplotlibs_settings_stay_as_they_are() -> None:
 
 
 @pytest.mark.slow
-def test_three_formats_are_written_and_are_the_same_again(tmp_path: Path) -> None:
+def test_three_formats_are_written_reproducibly(tmp_path: Path) -> None:
     first = [path.read_bytes() for path in save(small(), tmp_path)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.pdf", "small.png", "small.svg"]
     png, svg, pdf = first
@@ -179,7 +179,7 @@ def test_unknown_formats_are_refused_before_anything_is_written(tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
-def test_what_has_no_place_on_a_logarithmic_axis_is_a_gap() -> None:
+def test_values_without_a_logarithm_are_gaps() -> None:
     lines = (Series("a", (1, 2, 3), (0.0, -1.0, None), 0),)
     figure = Figure("key", "", "t", "", "", (Panel("p", "x", "y", lines, log_x=True, log_y=True),))
     assert "<path" in to_svg(figure)
@@ -231,7 +231,7 @@ def test_panels_of_one_quantity_have_one_range() -> None:
     assert axes[2].get_ylim() == pytest.approx((0.495, 0.605))
 
 
-def test_lines_of_a_run_look_alike_and_those_of_another_do_not() -> None:
+def test_lines_of_one_run_look_alike_and_differ_from_other_runs() -> None:
     marks = {(run, variant) for run in range(8) for variant in range(len(DASHES))}
     looks = {(MARKERS[run], LIGHT[name_of_run(run)], DASHES[variant]) for run, variant in marks}
     assert len(looks) == len(marks)
@@ -259,7 +259,7 @@ def oklab(rgb: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("colours", "background"), [(LIGHT, "#ffffff"), (DARK, "#16181d")], ids=["light", "dark"])
-def test_runs_can_be_told_apart_by_everybody(colours: dict[str, str], background: str) -> None:
+def test_runs_can_be_distinguished_by_everybody(colours: dict[str, str], background: str) -> None:
     def luminance(colour: str) -> float:
         return float(linear(colour) @ [0.2126, 0.7152, 0.0722])
 

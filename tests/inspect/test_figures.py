@@ -110,7 +110,7 @@ def test_long_lines_are_thinned_to_means(values: list[float]) -> None:
         assert mean == pytest.approx(sum(values[start:end]) / (end - start), abs=1e-9)
 
 
-def test_thinning_leaves_out_what_is_not_finite() -> None:
+def test_thinning_leaves_out_non_finite_values() -> None:
     line = line_over_training("a", 0, range(800), (None, None) + (1.0, None) * 399)
     assert line.y == (None,) + (1.0,) * 399
 
@@ -138,7 +138,7 @@ def test_first_and_last_layer_of_a_growing_run() -> None:
     assert lines(figure, "decoder")["plain, first layer"].y == (1.0, None)
 
 
-def test_the_caption_says_over_how_many_batches_gradients_are_means() -> None:
+def test_the_caption_gives_the_number_of_batches_behind_mean_gradients() -> None:
     def caption(*counts: int | None) -> str:
         norms = {"encoder": [0.5, 2.0], "decoder": [1.0]}
         values = [{"gradient_norm": norms} | ({} if n is None else {"gradient_batches": n}) for n in counts]
@@ -193,7 +193,7 @@ def test_residual_dependency_is_a_staircase() -> None:
 
 def test_blanking_rule_at_its_edges() -> None:
     weights = [
-        [0.1, 9.0],  # source 1 is not below consumer 0: it neither shows nor raises the row's maximum
+        [0.1, 9.0],  # source 1 is not below consumer 0, so it is not shown and does not raise the row's maximum
         [-0.1, 0.099],
         [4.0, 0.2, 0.199],  # 5 % of 4 is 0.2
         [-4.0, -0.2, 0.15, None],
@@ -267,7 +267,7 @@ def test_transparent_weights_over_training_and_over_the_decoder() -> None:
     assert [panel.x_label for panel in figure.panels] == ["update", "decoder layer"]
 
 
-def test_similarities_begin_where_they_mean_something() -> None:
+def test_similarities_begin_where_they_are_meaningful() -> None:
     figure = similarity_profiles([trained("a")])
     assert lines(figure, "to the embedding")["a, update 200"].x == (1, 2, 3, 4)
     below = lines(figure, "to the layer below")["a, update 200"]
@@ -288,7 +288,7 @@ def test_a_run_that_lacks_data_is_not_in_the_figure() -> None:
     assert list(lines(gradient_ratio([run("a"), trained("b", 1)]), "encoder")) == ["b"]
 
 
-def test_numbers_are_what_is_drawn() -> None:
+def test_exported_numbers_are_those_drawn() -> None:
     recorded = (Series('a, "b"', (1, 2.5), (0.1, None), 0, name="a", update=7),)
     panels = (
         Panel("curve", "x", "y", (*recorded, Series("c", (1,), (2.0,), 1))),

@@ -1,4 +1,4 @@
-"""The value of layers, compared with passes written here: loops over layers that are skipped or swapped."""
+"""The worth of layers, compared with loops written here, in which layers are skipped or swapped."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SOME = batch()
 
 
 def run(model: Seq2Seq, encoder: list[int | None], decoder: list[int | None]) -> tuple[float, Tensor, dict[str, Any]]:
-    """Loss, logits of real tokens, and [read, given] of each layer, of a plain stack with these layers in this order.
+    """Loss, logits of real tokens and each layer's [input, output] in a plain stack with these layers in this order.
 
-    None stands for a layer that is left out.
+    None stands for an omitted layer.
     """
     mask, target_mask = SOME.source_mask, SOME.target_mask
     states: dict[str, Any] = {"encoder": [], "decoder": []}
@@ -56,7 +56,7 @@ def run(model: Seq2Seq, encoder: list[int | None], decoder: list[int | None]) ->
 
 
 @pytest.mark.parametrize("residual", ["pre", "post"])
-def test_every_measure_is_what_its_definition_says(residual: str) -> None:
+def test_every_measure_follows_its_definition(residual: str) -> None:
     model = built(3, 3, residual=residual)
     with torch.no_grad():
         found = layer_measures(model, SOME, LOSS)
@@ -148,7 +148,7 @@ ATTENTIVE: dict[str, Any] = {"residual": "none", "combination": {"unit": "sublay
     ],
     ids=lambda choices: choices["decoder"]["history"],
 )
-def test_the_lens_ends_a_decoder_with_what_its_history_makes_of_the_layers_so_far(choices: dict[str, Any]) -> None:
+def test_the_lens_ends_a_decoder_with_its_history_of_the_layers_so_far(choices: dict[str, Any]) -> None:
     model = built(2, 3, **choices)
     decoder = cast(Decoder, model.decoder)
     with torch.no_grad():
@@ -174,7 +174,7 @@ def test_the_lens_ends_a_decoder_with_what_its_history_makes_of_the_layers_so_fa
     assert lens["agreement"][-1] == 1 > min(lens["agreement"])
 
 
-def test_what_a_layer_without_a_stream_adds_is_what_it_gives() -> None:
+def test_a_layer_without_a_stream_adds_its_whole_output() -> None:
     model = built(2, 3, decoder={"history": "attention_residuals"}, **ATTENTIVE)
     score = layer_measures(model, SOME, LOSS)["causal_score"]["decoder"][0][2]
     gave = list[Tensor]()
@@ -214,7 +214,7 @@ def test_deep_stacks_are_measured_at_their_nearest_pairs(monkeypatch: pytest.Mon
 
 
 def test_effective_depth_counts_layers_until_the_loss_rises() -> None:
-    assert effective_depth([0, 0.01, 0.04, 0.06, 0.01], 1.0) == 3  # two of five make no difference
+    assert effective_depth([0, 0.01, 0.04, 0.06, 0.01], 1.0) == 3  # two of the five make no difference
     assert effective_depth([0, 0.2, 0.3], 1.0) == 3
     assert effective_depth([0, -0.1, -0.1], 1.0) == 1
     assert effective_depth([0, math.nan], 1.0) == 2

@@ -55,7 +55,7 @@ def test_gradients_of_a_batch_in_parts_are_those_of_the_whole(experiment: Module
 
 @pytest.mark.slow
 def test_the_base_size_agrees_with_the_table(experiment: ModuleType) -> None:
-    """This takes minutes and 9 GB; run.py itself does the same on real data, and exits with status 1 if it fails."""
+    """This takes minutes and 9 GB. run.py does the same on real data, and exits with status 1 if it fails."""
     found = {
         name: experiment.over_seeds(
             [

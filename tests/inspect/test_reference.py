@@ -15,12 +15,10 @@ from ziggurat.inspect.trial import TrialMeasures, TrialOptions, peak_rate
 
 
 @pytest.mark.parametrize(("width", "rate"), [(64, 2e-3), (128, 2e-3), (256, 1e-3)])
-def test_it_is_pre_norm_of_three_layers_at_a_rate_that_suits_its_width(
+def test_it_is_three_pre_norm_layers_at_a_rate_that_suits_its_width(
     experiment: Experiment, store: Store, width: int, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is checked, the reference has its own rate: the highest up to width 128, and proportionally lower
-    above.
-    """
+    """The reference always has its own rate: the highest up to width 128, and proportionally lower above."""
     seen: list[Experiment] = []
 
     def trial(

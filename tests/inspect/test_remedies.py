@@ -39,7 +39,7 @@ def test_every_remedy_applies_to_deep_post_norm_and_differs(post: Experiment) ->
         assert experiment.model.encoder.layers == 18
 
 
-def test_what_remedies_set(post: Experiment) -> None:
+def test_settings_of_remedies(post: Experiment) -> None:
     admin = applied(BY_NAME["ADMIN"], post)
     assert admin is not None
     assert (admin.model.residual, admin.model.init.kind) == ("admin", "admin")
@@ -61,14 +61,14 @@ def test_what_remedies_set(post: Experiment) -> None:
     ],
     ids=str,
 )
-def test_no_other_residual_outlives_a_remedy(post: Experiment, changes: dict[str, Any], name: str) -> None:
+def test_a_remedy_replaces_the_residual(post: Experiment, changes: dict[str, Any], name: str) -> None:
     remedy = next(remedy for remedy in REMEDIES if remedy.name.startswith(name))
     changed, plain = (applied(remedy, experiment) for experiment in (with_model(post, **changes), post))
     assert changed is not None
     assert changed == plain
 
 
-def test_a_method_that_is_there_already_is_not_a_remedy(post: Experiment) -> None:
+def test_a_method_already_in_use_is_not_a_remedy(post: Experiment) -> None:
     pre = applied(REMEDIES[0], post)
     assert pre is not None
     names = [remedy.name for remedy in REMEDIES if remedy.model and applied(remedy, pre) is None]
@@ -107,7 +107,7 @@ def test_the_check_tries_remedies_only_where_they_are_needed(tmp_path: Path) -> 
 
     check = check_depth(hopeless, settings, begun)
     assert check.verdict.label == "will not train"
-    # Nothing is learned in two updates: the reference takes twice as many, and then twice as many again.
+    # Two updates teach nothing, so the reference takes twice as many, and then twice as many again.
     assert names[:4] == ["a shallow model"] * 3 + ["the configuration"]
     assert check.reference.updates == check.settings.updates == 8
     assert sorted(names[4:]) == sorted(outcome.remedy.name for outcome in check.remedies)
@@ -118,14 +118,14 @@ def test_the_check_tries_remedies_only_where_they_are_needed(tmp_path: Path) -> 
     names.clear()
     data = change_section(hopeless.data, {"modifiers": {"upper_case": {"probability": 1.0}}}, "data")
     check_depth(hopeless.model_copy(update={"data": data}), settings, begun, remedies=False)
-    assert names == ["a shallow model"] * 3 + ["the configuration"]  # what can be learned from other text differs
+    assert names == ["a shallow model"] * 3 + ["the configuration"]  # other text needs another reference
     kept = json.loads((file := Path(experiment.data.store) / REFERENCES_FILE).read_text("utf-8"))
     for damaged in ("[1", "[1.0]", json.dumps(dict.fromkeys(kept, math.nan))):
         names.clear()
         file.write_text(damaged, encoding="utf-8")
         assert check_depth(hopeless, settings, begun, remedies=False).reference == check.reference
         assert names == ["a shallow model"] * 3 + ["the configuration"]
-    prepare(experiment.data)  # which knows that file
+    prepare(experiment.data)  # `prepare` knows that file
     record = check.as_record()
     assert record["verdict"]["label"] == "will not train"
     assert [entry["name"] for entry in record["remedies"]] == [outcome.remedy.name for outcome in check.remedies]

@@ -1,4 +1,4 @@
-"""The page for hand-written runs: missing data, hostile text, and how large it gets."""
+"""The page for hand-written runs: missing data, hostile text, and the page's size."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def curves(updates: int, **values: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_names_and_settings_are_text_wherever_they_stand(tmp_path: Path) -> None:
+def test_names_and_settings_are_escaped_everywhere(tmp_path: Path) -> None:
     experiment = tiny_experiment(tmp_path)
     banned = experiment.decoding.model_copy(update={"banned": ["</pre><script>alert(1)</script>", "`{{ 7 * 7 }}`"]})
     hostile = write_run(tmp_path / HOSTILE, curves(200), experiment=experiment.model_copy(update={"decoding": banned}))
@@ -91,7 +91,7 @@ def test_names_and_settings_are_text_wherever_they_stand(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_hostile_sentences_are_text_in_every_translation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_sentences_are_escaped_in_every_translation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = read_runs([write_run(tmp_path / name, curves(200)) for name in ("a", "b")])
     bad = "<script>alert(1)</script> <b onclick=x>"
     lines = {"a": [bad, "one two"], "b": ["a mouse", "&lt; three"]}
@@ -105,13 +105,13 @@ def test_hostile_sentences_are_text_in_every_translation(tmp_path: Path, monkeyp
     found = sound(text)
     assert "b" not in found.tags
     assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 5
-    assert "&amp;lt;" in text  # what was escaped in the data stays as it was
+    assert "&amp;lt;" in text  # text that was already escaped in the data is unchanged
     assert "; 2 are too few to tell whether by chance." in text
     assert text.count("<td>too few sentences to tell</td>") == len(content.translations.comparison.scores)
 
 
 @pytest.mark.parametrize("missing", ["everything", "validations", "bleu", "checkpoint"])
-def test_runs_that_failed_say_what_is_missing_and_how_to_get_it(tmp_path: Path, missing: str) -> None:
+def test_failed_runs_show_what_is_missing_and_how_to_get_it(tmp_path: Path, missing: str) -> None:
     records = {
         "everything": [],
         "validations": [train_record(10)],
@@ -135,7 +135,7 @@ def test_runs_that_failed_say_what_is_missing_and_how_to_get_it(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_without_a_store_the_page_is_sound_and_says_so(tmp_path: Path) -> None:
+def test_without_a_store_the_page_is_valid_and_reports_it(tmp_path: Path) -> None:
     runs = read_runs([write_run(tmp_path / "a", curves(200))])
     content = gather(runs, lambda: samples.dev_sentences(runs, 5))
     sound(page(content))
@@ -178,7 +178,7 @@ def test_eight_deep_runs_of_many_updates_stay_under_five_megabytes(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_tables_that_find_no_room_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_left_out_for_size_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = content_of(write_run(tmp_path / "a", curves(200)))
     tables = {figure.key: len(numbers(figure)) for figure in content.figures}
     monkeypatch.setattr("ziggurat.inspect.report.page._DOWNLOADS", 2 * min(tables.values()))

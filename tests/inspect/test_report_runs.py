@@ -10,7 +10,7 @@ from ziggurat.inspect.report.runs import MAX_RUNS, read_run, read_runs
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 
 
-def test_records_are_sorted_by_kind_and_update_and_the_later_of_two_counts(tmp_path: Path) -> None:
+def test_records_are_sorted_by_kind_and_update_and_the_last_one_counts(tmp_path: Path) -> None:
     metrics = [train_record(10), train_record(20, loss=1.0), validation_record(20), train_record(20, loss=2.0)]
     metrics += [train_record(15), {"kind": "something new", "update": 3}]
     run = read_run(write_run(tmp_path / "a", metrics))
@@ -66,7 +66,7 @@ def test_only_the_last_line_may_be_cut_off(tmp_path: Path) -> None:
          True, "ended: `training.stop.updates` reached, after update 9"),
     ],
 )  # fmt: skip
-def test_the_log_says_how_it_ended(tmp_path: Path, log: list[str], finished: bool, said: str) -> None:
+def test_the_log_shows_how_a_run_ended(tmp_path: Path, log: list[str], finished: bool, said: str) -> None:
     ending = read_run(write_run(tmp_path / "a", log=log)).ending
     assert ending.finished is finished
     assert said in ending.text
@@ -80,7 +80,7 @@ def test_names_tell_runs_apart_and_colours_follow_their_order(tmp_path: Path) ->
     assert [run.name for run in read_runs(folders[1:])] == ["run", "z"]
 
 
-def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
+def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
     with pytest.raises(ConfigError, match="named twice"):
         read_runs([folder, folder / ".." / "a"])

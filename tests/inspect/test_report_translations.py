@@ -1,4 +1,4 @@
-"""Translations for reports: of which sentences, when they are kept, and which are shown."""
+"""Translations for reports: which sentences are translated, when results are kept, and which are shown."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def test_dev_sentences_are_spread_over_the_set(trained: Path, tiny_folder: Path)
         ({"search": "sample", "mbr": 8}, "the most typical of 8 samples"),
     ],
 )
-def test_a_search_is_called_what_it_is(decoding: dict[str, Any], said: str) -> None:
+def test_a_search_is_described_correctly(decoding: dict[str, Any], said: str) -> None:
     assert _search(DecodingConfig(**decoding)) == said
 
 
 @pytest.mark.slow
-def test_translations_are_those_of_the_best_model_and_kept(trained: Path, tmp_path: Path) -> None:
+def test_translations_come_from_the_best_model_and_are_kept(trained: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(trained, tmp_path / "run", symlinks=True)
     run = read_run(folder)
     sentences, said = dev_sentences([run], 4), list[str]()
@@ -93,7 +93,7 @@ def test_a_run_without_a_checkpoint_is_named(trained: Path, tmp_path: Path) -> N
         translated(run, dev_sentences([run], 2), lambda _: None)
 
 
-def test_groups_hold_the_sentences_where_runs_differ_most() -> None:
+def test_groups_hold_the_sentences_on_which_runs_differ_most() -> None:
     references = [
         f"the {word} cat sat here" for word in ("red", "blue", "green", "grey", "black", "white", "pink", "old")
     ]
@@ -112,10 +112,10 @@ def test_groups_hold_the_sentences_where_runs_differ_most() -> None:
     ]
 
 
-def test_in_between_are_those_of_middling_scores() -> None:
+def test_sentences_with_middling_scores_are_in_between() -> None:
     reference = "one two three four five six seven eight nine ten"
     words = reference.split()
-    outputs = [" ".join(words[:kept]) for kept in (6, 10, 1, 9, 2, 8, 3, 7, 4, 5, 0)]  # in no order
+    outputs = [" ".join(words[:kept]) for kept in (6, 10, 1, 9, 2, 8, 3, 7, 4, 5, 0)]  # unordered
     groups = sample_groups(["a"], [outputs], ["x"] * len(outputs), [reference] * len(outputs))
     shown = {group.title: [len(outputs[sample.line - 1].split()) for sample in group.samples] for group in groups}
     assert shown["It does best here"] == [10, 9, 8]

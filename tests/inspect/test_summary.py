@@ -88,17 +88,17 @@ def test_only_measures_of_the_second_half_judge_a_run(
     assert (its.verdict, len(its.complaints)) == (verdict, unhealthy)
 
 
-def test_what_went_wrong_is_counted(tmp_path: Path) -> None:
+def test_failures_are_counted(tmp_path: Path) -> None:
     metrics = [train_record(10, skipped=2, data_wait_share=0.5), train_record(20, skipped=1, roll_backs=1)]
     its = standing(read_run(write_run(tmp_path / "a", metrics)), 5.9)
-    said = " ".join(its.complaints)
-    assert "3 updates were skipped" in said
-    assert "rolled back to an earlier checkpoint 1 time." in said
-    assert "26 % of its time waiting" in said
-    assert "Not finished" in said
+    messages = " ".join(its.complaints)
+    assert "3 updates were skipped" in messages
+    assert "rolled back to an earlier checkpoint 1 time." in messages
+    assert "26 % of its time waiting" in messages
+    assert "Not finished" in messages
 
 
-def test_waiting_counts_by_time_and_not_by_record(tmp_path: Path) -> None:
+def test_waiting_is_measured_in_time_and_not_in_records(tmp_path: Path) -> None:
     """A short partial record at the end of a run may look like this."""
     waits = [(100.0, 0.0), (200.0, 0.0), (202.0, 0.9)]
     metrics = [train_record(n, seconds=now, data_wait_share=share) for n, (now, share) in enumerate(waits, start=1)]
@@ -136,14 +136,14 @@ def test_the_best_run_is_named_with_its_lead(tmp_path: Path) -> None:
     assert as_record(content)["unlike"] == ["depth"]
 
 
-def test_where_nothing_translates_the_loss_decides(tmp_path: Path) -> None:
+def test_if_no_run_translates_the_loss_decides(tmp_path: Path) -> None:
     metrics = {"a": dev(4.0, bleu=0.3), "b": dev(4.5, bleu=0.9)}
     content = gather(read_runs([write_run(tmp_path / name, its) for name, its in metrics.items()]), None)
     assert answer(content)[0] == "a is best, with a dev loss of 4.00, 0.50 less than b."
 
 
 @pytest.mark.parametrize(
-    ("bleu", "dev_set", "vocabulary", "said"),
+    ("bleu", "dev_set", "vocabulary", "messages"),
     [
         (10.0, "other.qhi", b"a\n", "Dev scores are not ranked: the dev sets"),
         (0.0, "other.qhi", b"a\n", "Dev scores are not ranked: the dev sets"),
@@ -152,15 +152,15 @@ def test_where_nothing_translates_the_loss_decides(tmp_path: Path) -> None:
         (10.0, "dev.qhi", b"b\n", "b is best, with a dev BLEU"),
     ],
 )
-def test_only_what_can_be_compared_is_ranked(
-    tmp_path: Path, bleu: float, dev_set: str, vocabulary: bytes, said: str
+def test_only_comparable_runs_are_ranked(
+    tmp_path: Path, bleu: float, dev_set: str, vocabulary: bytes, messages: str
 ) -> None:
     mine = tiny_experiment(tmp_path)
     elsewhere = [{"source": "elsewhere/dev.qlo", "target": f"elsewhere/{dev_set}"}]
     other = change_section(mine, {"data": {"dev": elsewhere}}, "experiment")
     a = write_run(tmp_path / "a", dev(4.0, bleu=bleu), experiment=mine)
     b = write_run(tmp_path / "b", dev(4.5, bleu=bleu + 0.9), experiment=other, vocabulary=vocabulary)
-    assert answer(gather(read_runs([a, b]), None))[0].startswith(said)
+    assert answer(gather(read_runs([a, b]), None))[0].startswith(messages)
 
 
 def test_settings_that_differ_and_those_set(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_settings_that_differ_and_those_set(tmp_path: Path) -> None:
         ((500, 300), {"d_model": 32, "decoder": {"layers": 5}}, ["updates", "width", "depth"]),
     ],
 )
-def test_runs_of_unlike_length_and_size_are_ranked_with_a_word_on_it(
+def test_runs_of_unequal_length_and_size_are_ranked_with_a_note(
     tmp_path: Path, updates: tuple[int, int], model: dict[str, Any], found: list[str]
 ) -> None:
     mine = tiny_experiment(tmp_path)
@@ -221,7 +221,7 @@ def test_differences_are_reported_before_a_method_is_praised(
     assert all(part in one for part, one in zip(said, found, strict=True))
 
 
-def test_what_did_not_train_is_not_ranked(tmp_path: Path) -> None:
+def test_runs_that_did_not_train_are_not_ranked(tmp_path: Path) -> None:
     experiment = tiny_experiment(tmp_path)
     prepare(experiment.data)
     metrics = {"a": dev(8.1), "b": dev(8.0), "c": dev(1.0)}
@@ -234,13 +234,11 @@ def test_what_did_not_train_is_not_ranked(tmp_path: Path) -> None:
     assert not any("is best" in sentence for sentence in answer(content))
 
 
-def test_a_distilled_students_dev_loss_has_the_dev_text_as_its_yardstick(tmp_path: Path) -> None:
-    """A weak teacher's output is so repetitive that word frequencies predict it better than any model predicts a
-    text.
-    """
+def test_a_distilled_students_dev_loss_is_judged_by_the_dev_text(tmp_path: Path) -> None:
+    """A weak teacher's output is so repetitive that word frequencies predict it better than a model predicts text."""
     experiment = tiny_experiment(tmp_path)
     words = ["".join(pair) for pair in product("abcdefgh", repeat=2)]
-    texts = {  # files of the experiment
+    texts = {  # files from the experiment
         "train": ["the the the of the of"] * 60 + [" ".join(words)],
         "dev": [" ".join(words[i : i + 8]) for i in range(0, 64, 8)],
     }
@@ -265,7 +263,7 @@ def test_a_distilled_students_dev_loss_has_the_dev_text_as_its_yardstick(tmp_pat
     assert gather(read_runs([blind]), None).standings[0].verdict == "did not train"
 
 
-def test_advice_leaves_out_what_the_run_has(tmp_path: Path) -> None:
+def test_advice_omits_what_the_run_already_has(tmp_path: Path) -> None:
     post = {"residual": "post", "init": {"kind": "depth_scaled"}}
     experiment = change_section(tiny_experiment(tmp_path), {"model": post}, "experiment")
     folder = write_run(tmp_path / "a", dev(4.0), experiment=experiment)

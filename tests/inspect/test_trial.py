@@ -1,4 +1,4 @@
-"""Trials: what they reduce and what they keep, and that a trial is plain training."""
+"""Trials: what they reduce, what they keep, and that a trial is plain training."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SHORT = TrialOptions(updates=4, tokens=200, measured_tokens=100, width=None)
     width=st.sampled_from([32, 64, 128, 256]),
 )
 def test_reduced_models_are_valid_and_no_wider(head: int, heads: int, d_ff: int, width: int) -> None:
-    d_model = 2 * head * heads  # even, as sinusoidal positions need it
+    d_model = 2 * head * heads  # even, because sinusoidal positions need that
     model = ModelConfig(d_model=d_model, d_ff=d_ff, heads=heads)
     small = reduced(model, width)
     if d_model <= width:
@@ -139,7 +139,7 @@ def test_a_batch_of_a_trial_holds_the_longest_pair(experiment: Experiment, store
 
 @pytest.mark.cpu("compares with a training on one, bit by bit")
 def test_a_trial_is_plain_training(experiment: Experiment, store: Store) -> None:
-    """The losses equal those of a loop written here, and measuring in between changes none of them."""
+    """The losses equal those of a loop written here, and measuring between updates changes none of them."""
     torch.manual_seed(3)
     before = torch.get_rng_state()
     ticks: list[int] = []
@@ -170,7 +170,7 @@ def test_the_loss_alone_is_that_of_a_whole_trial(experiment: Experiment, store: 
     assert alone.losses == whole.losses
 
 
-def test_a_trial_that_diverges_says_where(experiment: Experiment, store: Store) -> None:
+def test_a_diverging_trial_reports_where(experiment: Experiment, store: Store) -> None:
     diverging = change_section(experiment, {"training": {"schedule": {"peak": 1e9}}}, "")
     trial = run_trial(diverging, store, 5.0, SHORT)
     assert trial.failed is not None
@@ -188,12 +188,12 @@ def test_unigram_entropy(store: Store) -> None:
     assert math.isclose(unigram_entropy(store), entropy, rel_tol=1e-9)
     assert store.dev is not None
     dev = [int(token) for ids in store.dev.pairs(range(len(store.dev)))[1] for token in (*ids, -1)]
-    of_all = total + store.target.size + 1  # one more of each token, so that none is impossible
+    of_all = total + store.target.size + 1  # each count is raised by one, so that no token is impossible
     loss = -sum(math.log((counts[token] + 1) / of_all) for token in dev) / len(dev)
     assert math.isclose(unigram_entropy(store, on_dev=True), loss, rel_tol=1e-9)
 
 
-def test_without_a_store_the_embedded_pair_is_taken(experiment: Experiment, tmp_path: Path) -> None:
+def test_without_a_store_the_embedded_pair_is_used(experiment: Experiment, tmp_path: Path) -> None:
     with open_data(experiment) as (opened, said):
         assert opened.path == Path(experiment.data.store)
         assert said == f"the data of {experiment.data.store}"

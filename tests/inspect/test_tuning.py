@@ -1,4 +1,4 @@
-"""Tuning on small models: their sizes, the sweep, and the coordinate check over the sizes for which it is meant."""
+"""Tuning on small models: their sizes, the sweep, and the coordinate check over sizes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_another_depth_keeps_the_shares_of_its_kinds_of_layers(layers: int, kept
     assert small.residuals(decoder=False)[-1] == "pre"
 
 
-def test_a_base_needs_a_peak_and_a_model_it_is_worked_out_for(experiment: Experiment) -> None:
+def test_a_base_needs_a_peak_and_a_supported_model(experiment: Experiment) -> None:
     based = with_base(experiment, Size(16, 2, 2))
     assert based.model.transfer is not None
     assert based.model.transfer.width == 16
@@ -77,7 +77,7 @@ def test_a_base_needs_a_peak_and_a_model_it_is_worked_out_for(experiment: Experi
         (2e-3, [1e-3, 2e-3, 4e-3]),
         (8e-3, [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2]),
         (5e-4, [2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3]),
-        (1.0, [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2]),  # it does not continue for ever
+        (1.0, [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2]),  # the search is bounded
     ],
 )
 def test_a_sweep_continues_until_the_best_is_inside(
@@ -98,7 +98,7 @@ def test_a_sweep_continues_until_the_best_is_inside(
     assert {(options.updates, options.width) for options in seen} == {(7, None)}
 
 
-def test_a_sweep_that_was_cut_off_continues_from_what_is_kept(
+def test_an_interrupted_sweep_resumes_from_kept_results(
     experiment: Experiment, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[tuple[float, int, int]] = []
@@ -145,19 +145,19 @@ def test_a_sweep_that_was_cut_off_continues_from_what_is_kept(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [("{", "damaged"), ('{"format": 2, "losses": {}}', "`format`"), ('{"format": 1, "losses": {"a": "b"}}', "losses")],
 )
-def test_a_damaged_file_of_trainings_is_named_with_the_way_out(content: str, said: str, tmp_path: Path) -> None:
+def test_a_damaged_file_of_trainings_is_named_with_the_way_out(content: str, message: str, tmp_path: Path) -> None:
     (file := tmp_path / "trials.json").write_text(content, encoding="utf-8")
-    with pytest.raises(DataError, match=f"trials.json.*{said}.*; remove it to train everything again"):
+    with pytest.raises(DataError, match=f"trials.json.*{message}.*; remove it to train everything again"):
         KeptTrials(file)
 
 
 def test_losses_that_are_not_finite_are_never_best(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "_loss", lambda sized, *_: math.inf if sized.training.schedule.peak > 1e-3 else 5.0)
     found = sweep(experiment, None, [Size(16, 2, 2)], rates=(2e-3, 4e-3))  # type: ignore[arg-type]
-    assert best(found).rate == pytest.approx(2.5e-4)  # the lower one of equals, as far down as is tried
+    assert best(found).rate == pytest.approx(2.5e-4)  # the lower of equal rates, down to the lowest one tried
     assert best([Tried(Size(1, 1, 1), 1.0, math.inf), Tried(Size(1, 1, 1), 2.0, 3.0)]).rate == 2.0
 
 
@@ -176,11 +176,11 @@ def test_coordinates_begin_at_the_start_and_grow(experiment: Experiment, store: 
         assert found.changes[name] == sorted(found.changes[name])
         assert len(found.states[name]) == 4
     assert found.states["memory"][0] == pytest.approx(1, rel=0.01)  # pre-norm ends with a norm
-    assert found.states["encoder_stream"][0] > 1.1  # which reads the sum of embedding and branches
+    assert found.states["encoder_stream"][0] > 1.1  # the final norm reads the sum of embedding and branches
     assert len(found.states["decoder_stream"]) == 4
 
 
-def test_coordinates_are_of_the_model_as_it_is_trained(
+def test_coordinates_are_measured_on_the_model_as_trained(
     experiment: Experiment, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admin = change_section(experiment, {"model": {"residual": "admin", "init": {"kind": "admin"}}}, "")

@@ -48,7 +48,7 @@ def trial(
         (UNIGRAM + 1, [STARVED, 1.0], [STARVED, 1.0], "trains"),
         (UNIGRAM + 1, [STARVED * 0.99, 1.0], [STARVED, 1.0], "risky"),
         (9.0, EVEN, EVEN, "risky"),
-        (7.8, EVEN, EVEN, "trains"),  # 9.0 before it: 1.2 in half the trial, 2.4 in the same time again, to 5.4
+        (7.8, EVEN, EVEN, "trains"),  # from 9.0 by 1.2 in half the trial; at that pace by 2.4 more, to 5.4
         (7.95, EVEN, EVEN, "risky"),
         (math.nan, EVEN, EVEN, "will not train"),
         (math.inf, EVEN, EVEN, "will not train"),
@@ -60,7 +60,7 @@ def test_label(nll: float, encoder: list[float], decoder: list[float], label: st
 
 @pytest.mark.parametrize(("middle", "label"), [(9.0, "trains"), (7.9, "risky")])
 def test_the_pace_is_that_of_the_second_half(middle: float, label: str) -> None:
-    """The runs have the same start and end, with most of the fall after the middle, or before it."""
+    """Both runs have the same start and end; most of the fall comes after the middle in one, before it in the other."""
     points = trial(7.8).points
     slowing = trial(7.8, points={0: points[0] | {"nll": 10.0}, 5: {"nll": middle}, 10: points[10]})
     assert judge(slowing, SHALLOW).label == label
@@ -68,16 +68,16 @@ def test_the_pace_is_that_of_the_second_half(middle: float, label: str) -> None:
 
 @pytest.mark.parametrize(("nll", "told"), [(UNIGRAM - LEARNING - 0.01, False), (7.8, True), (7.95, False)])
 def test_a_loss_that_is_not_low_yet_but_falls_fast_enough_is_explained(nll: float, told: bool) -> None:
-    said = judge(trial(nll), SHALLOW).findings[0].said
-    assert (f"below {UNIGRAM - SHALLOW.bar:.2f} after as many again" in said) == told
+    message = judge(trial(nll), SHALLOW).findings[0].said
+    assert (f"below {UNIGRAM - SHALLOW.bar:.2f} after as many again" in message) == told
 
 
-def test_the_pace_says_nothing_next_to_a_reference_that_has_not_learnt() -> None:
+def test_the_pace_is_meaningless_if_the_reference_has_not_learnt() -> None:
     assert judge(trial(7.8), Reference(10, ENOUGH)).label == "trains"
     assert judge(trial(7.8), Reference(10, ENOUGH * 0.99)).label == "too early to tell"
 
 
-def test_a_failed_update_decides_alone() -> None:
+def test_a_failed_update_decides_the_verdict() -> None:
     failed = trial(1.0, failed=7, updates=7, points={0: {}})
     verdict = judge(failed, SHALLOW)
     assert verdict.label == "will not train"
@@ -120,18 +120,18 @@ def test_evenness() -> None:
 @pytest.mark.parametrize(
     ("learned", "encoder", "reference", "label"),
     [
-        (0.11, HUNGRY, Reference(10, 0.4), "trains"),  # a fifth of little is no more than a stuck run achieves
+        (0.11, HUNGRY, Reference(10, 0.4), "trains"),  # a fifth of very little: a stuck run achieves as much
         (0.09, HUNGRY, Reference(10, 0.4), "will not train"),
         (0.11, HUNGRY, Reference(10, 1.0), "will not train"),
         (-1.0, EVEN, Reference(10, ENOUGH * 0.99), "too early to tell"),
         (0.09, EVEN, Reference(10, ENOUGH * 0.99), "too early to tell"),
-        (0.11, EVEN, Reference(10, ENOUGH * 0.99), "trains"),  # it has learned, whatever the reference has learned
+        (0.11, EVEN, Reference(10, ENOUGH * 0.99), "trains"),  # it has learned, however little the reference has
         (0.11, HUNGRY, Reference(10, 0.0), "trains"),
         (0.0, HUNGRY, Reference(10, ENOUGH * 0.99), "will not train"),  # vanishing gradients are noticed early
         (-1.0, [5e-4, 1.0], Reference(10, ENOUGH), "risky"),
     ],
 )
-def test_the_bar_is_what_a_shallow_model_learns(
+def test_the_bar_is_how_much_a_shallow_model_learns(
     learned: float, encoder: list[float], reference: Reference, label: str
 ) -> None:
     at = trial(UNIGRAM - learned, encoder, encoder)

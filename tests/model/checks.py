@@ -25,7 +25,7 @@ def batch(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 @torch.no_grad()
 def check_steps_equal_full_decoding(model: Seq2Seq, data: st.DataObject, *, keep_attention: bool = False) -> None:
-    """Each hypothesis's logits equal those of a full pass over its own tokens, while sentences leave.
+    """Each hypothesis's logits equal those of a full pass over its own tokens, even as other sentences leave.
 
     With `keep_attention`, the attention of each step is a distribution over the source's real positions.
     """
@@ -73,7 +73,7 @@ def check_padding_and_batch_order(model: Seq2Seq) -> None:
 
 
 def check_every_source_token_reaches_every_output(model: Seq2Seq) -> None:
-    """A changed source token changes all outputs of its sentence and none of the others."""
+    """Changing a source token changes all outputs of its sentence and none of the others."""
     source, mask, target = batch()
     before = model(source, mask, target)
     for sentence, length in enumerate(mask.sum(1).tolist()):

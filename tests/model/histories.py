@@ -1,4 +1,4 @@
-"""Tiny stacks for tests of histories, and their formulas written out (Wang et al. 2019, section 4)."""
+"""Tiny stacks for tests of histories, and the formulas written out (Wang et al. 2019, section 4)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def normed(x: Tensor, gain: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tens
 
 
 def weighted(weights: Sequence[Tensor], terms: Sequence[Tensor], *, softmax: bool = False) -> Tensor:
-    """sum_k w_k y_k channel by channel; each w_k is a number, or one per group of neighbouring channels."""
+    """sum_k w_k y_k channel by channel; each w_k is one number, or one for each group of neighbouring channels."""
     rows = torch.stack([w.reshape(-1) for w in weights])
     if softmax:
         rows = rows.exp() / sum(row.exp() for row in rows)

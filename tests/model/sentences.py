@@ -17,9 +17,9 @@ TARGET = torch.tensor([[1, 5, 4, 9], [1, 6, 10, 8]])
 
 
 def built(**choices: Any) -> Seq2Seq:
-    """Return a small model in fp64, in evaluation mode; `choices` are those of tests.composition, `__` for a dot.
+    """Return a small model in fp64, in evaluation mode; `choices` are those of tests.composition, with `__` for a dot.
 
-    The same seed gives the same layers whatever is between them.
+    The same seed gives the same layers, whatever lies between them.
     """
     config = small_model({key.replace("__", "."): value for key, value in choices.items()})
     return build_model(config, V, V, seed=3).double().eval()

@@ -94,7 +94,7 @@ def whole(x: Tensor, memory: Tensor, padding: Mask | None = None) -> WholeTarget
 
 
 def assert_steps_equal_whole(module: OwnAttention, d_model: int, *, steps: int = 7) -> None:
-    """Every step equals the last position of a whole pass, whatever enters, leaves or swaps places."""
+    """Every step equals the last position of a whole pass, whichever hypotheses enter, leave or swap places."""
     for beams in (1, 2, 3):
         generator = torch.Generator().manual_seed(9)
         live = LiveBeams(beams, slots=4)

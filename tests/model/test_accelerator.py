@@ -17,7 +17,7 @@ def with_cudnn() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("with_cudnn")
-def test_attention_on_a_gpu_does_without_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_on_a_gpu_does_not_use_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert usable_device("cpu", "device").type == "cpu"
     assert torch.backends.cuda.cudnn_sdp_enabled()
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))

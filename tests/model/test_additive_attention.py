@@ -49,7 +49,7 @@ def by_formula(module: AdditiveAttention, x: Tensor, memory: Tensor, mask: Tenso
     return context, weights
 
 
-def test_context_and_weights_are_those_of_the_formula() -> None:
+def test_context_and_weights_follow_the_formula() -> None:
     module, x, memory = attention(), draw(BATCH, QUERIES, WIDTH), draw(BATCH, SOURCE, WIDTH, seed=1)
     cache = module.remember(memory, padding_mask(MASK, torch.float64), kept=KeptWeights())
     context, weights = by_formula(module, x, memory, MASK)
@@ -59,7 +59,7 @@ def test_context_and_weights_are_those_of_the_formula() -> None:
     assert float(cache.weights[1, :, 3:].detach().abs().max()) == 0.0
 
 
-def test_queries_do_not_see_each_other_and_padding_is_not_seen() -> None:
+def test_queries_see_neither_each_other_nor_padding() -> None:
     module, x, memory = attention(), draw(BATCH, QUERIES, WIDTH), draw(BATCH, SOURCE, WIDTH, seed=1)
     padding = padding_mask(MASK, torch.float64)
     together = module(x, module.remember(memory, padding))
@@ -77,7 +77,7 @@ def test_without_padding_no_bias_is_needed() -> None:
     torch.testing.assert_close(module(x, module.remember(memory, None)), module(x, module.remember(memory, nothing)))
 
 
-def test_dropout_is_on_the_weights() -> None:
+def test_dropout_acts_on_the_weights() -> None:
     module, x, memory = attention(0.5), draw(1, 1, WIDTH), draw(1, SOURCE, WIDTH, seed=1)
     cache = module.remember(memory, None, kept=KeptWeights())
     kept = by_formula(module, x, memory, torch.ones(1, SOURCE, dtype=torch.bool))[1][0, :, 0]

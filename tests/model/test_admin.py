@@ -121,7 +121,7 @@ def test_omega_is_the_root_of_the_sum_of_variances(more: dict[str, Any]) -> None
 
 
 def test_the_variances_of_encoder_and_decoder_are_followed_independently() -> None:
-    """The decoder starts again at 1, and its omegas are the same as without any in the encoder."""
+    """The decoder starts again at 1; its omegas are the same as if the encoder had none."""
     both = profile(tiny())
     assert both[0][0] == both[1][0] == 1.0
     source, source_mask, target, target_mask = batch()
@@ -135,9 +135,7 @@ def test_the_variances_of_encoder_and_decoder_are_followed_independently() -> No
 
 
 def shares(sums: Sums) -> list[float]:
-    """Return each branch's share in the variance of the last sum before a norm, followed through all norms on the
-    way.
-    """
+    """Return each branch's share of the variance of the last sum before a norm, tracked through all norms between."""
     found = []
     for start, branch in enumerate(sums.branches):
         part = branch
@@ -159,7 +157,7 @@ def test_no_late_branch_dominates() -> None:
         variances = [scaled.variance(f) for f in scaled.branches]
         whole = omegas[-1] ** 2 + variances[-1]
         for share, variance in zip(shares(scaled), variances, strict=True):
-            assert share == pytest.approx(variance / whole, rel=0.3)  # branches are not quite uncorrelated
+            assert share == pytest.approx(variance / whole, rel=0.3)  # branches are slightly correlated
         admin_shares, plain_shares = shares(scaled), shares(plain)
         assert max(admin_shares[-6:]) < 0.1
         assert max(admin_shares[-6:]) < 1.5 * max(admin_shares[:6])
@@ -180,7 +178,7 @@ def test_values_at_padding_do_not_matter() -> None:
     torch.testing.assert_close(profile(tiny(**still), extra=6), profile(tiny(**still)), atol=1e-12, rtol=0)
 
 
-def test_the_branch_counts_with_its_dropout() -> None:
+def test_the_variance_of_a_branch_includes_its_dropout() -> None:
     """The variance of a branch with dropout is Var / (1-p) if its mean is small."""
     still: dict[str, Any] = {"embedding": 0.0, "attention": 0.0, "activation": 0.0}
     without = profile(tiny(dropout=still | {"residual": 0.0}))
@@ -267,7 +265,7 @@ def test_profile_free_omega(kind: str, formula: Callable[[int], float]) -> None:
 
 
 @pytest.mark.parametrize(("n", "omega"), [(12, 2.02), (36, 3.04), (120, 4.92)])
-def test_profile_free_omega_has_the_published_values(n: int, omega: float) -> None:
+def test_profile_free_omega_matches_the_published_values(n: int, omega: float) -> None:
     residuals = [Residual(nn.Identity(), skip=nn.Parameter(torch.ones(4))) for _ in range(n)]
     constant_omega(residuals, "log")
     assert residuals[0].get_parameter("skip")[0].item() == pytest.approx(omega, abs=0.006)

@@ -58,7 +58,7 @@ def test_causal_mask_hides_exactly_the_future() -> None:
             assert bias[i, j] == (0.0 if j <= i else -math.inf)
 
 
-def test_weights_are_those_that_were_used() -> None:
+def test_the_returned_weights_are_those_used() -> None:
     torch.manual_seed(1)
     query, key, value = (torch.randn(1, 2, 3, 4, dtype=torch.float64) for _ in range(3))
     context, weights = attend(query, key, value, None, NO_DROPOUT, need_weights=True)
@@ -82,8 +82,8 @@ def test_attention_dropout_acts_only_in_training(explicit: bool, monkeypatch: py
     torch.testing.assert_close(attend(query, key, value, None, dropout).context, plain)
 
 
-def test_long_sequences_leave_the_explicit_products_only_without_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU torch's only kernel with dropout is the slow one that materialises everything."""
+def test_long_sequences_avoid_explicit_products_only_without_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, torch's only kernel with dropout is the slow one, which materialises everything."""
     monkeypatch.setattr(multihead, "EXPLICIT_MAX_LENGTH", 5)
     taken: list[float] = []
     genuine = torch.nn.functional.scaled_dot_product_attention
@@ -117,10 +117,8 @@ def test_self_attention_steps_equal_whole_sequences() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("project_out", [True, False])
-def test_cross_attention_leaves_its_weights_only_when_asked(project_out: bool) -> None:
-    """Weights are those of a head or the mean over heads; without an output map the concatenated context is
-    returned.
-    """
+def test_cross_attention_keeps_its_weights_only_on_request(project_out: bool) -> None:
+    """The weights are those of one head or the mean over heads; without an output map, the context is returned."""
     module = randomised(CrossAttention(6, 4, 2, NO_DROPOUT, project_out=project_out))
     x, memory = draw(2, 3, 6), draw(2, 5, 4, seed=1)
     query = linear(x, module.q_proj.weight, module.q_proj.bias)
@@ -144,7 +142,7 @@ def test_cross_attention_leaves_its_weights_only_when_asked(project_out: bool) -
             torch.testing.assert_close(kept.weights, wanted[kept.head], atol=1e-10, rtol=0)
 
 
-def test_rows_of_fused_matrices_have_roles_of_their_own() -> None:
+def test_rows_of_fused_matrices_have_separate_roles() -> None:
     own = {slot.name: slot for slot in assign_roles(SelfAttention(6, 2, NO_DROPOUT))}
     cross = {slot.name: slot for slot in assign_roles(CrossAttention(6, 4, 2, NO_DROPOUT))}
     for part in (Role.ATTENTION_QUERY, Role.ATTENTION_KEY, Role.ATTENTION_VALUE):
@@ -167,13 +165,13 @@ def test_padding_of_the_memory_is_aligned() -> None:
     assert (bias[:, 0, 0] == 0).sum(1).tolist() == [3, 5, 9]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # blocks of one size, read whole or not
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # blocks of one size, read completely or in part
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data(), beams=st.integers(1, 3), steps=st.integers(1, 9))
-def test_what_a_hypothesis_sees_is_its_past(
+def test_a_hypothesis_sees_only_its_own_past(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, data: st.DataObject, beams: int, steps: int
 ) -> None:
-    """Whatever enters, leaves or swaps places, the unmasked entries are those of the hypothesis."""
+    """Whichever hypotheses enter, leave or swap places, the unmasked entries are those of the hypothesis itself."""
     for module in (cache_module, live_module):
         monkeypatch.setattr(module, "BLOCK", 3)
     monkeypatch.setattr(cache_module, "_DENSE_BLOCK", 3)

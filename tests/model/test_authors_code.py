@@ -1,4 +1,4 @@
-"""Residual kinds, value residuals and the transfer of rates compute what their authors' own code computes."""
+"""Residual kinds, value residuals and the transfer of rates compute the same as their authors' own code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_same_weights_give_the_same_outputs_and_gradients(tmp_path: Path) ->
     assert len(cases) == 32
     for name, case in cases.items():
         found = case["fp64"]
-        # As released, some have their own epsilon; the same cases with ours are exact.
+        # As released, some have a different epsilon; with ours the same cases agree exactly.
         bound = 1e-3 if name.endswith("-published") else 1e-11
         assert found["output_relative"] < bound, name
         assert found["input_gradient_relative"] < bound, name

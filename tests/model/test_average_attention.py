@@ -68,7 +68,7 @@ def test_the_average_is_the_cumulative_sum_over_the_position() -> None:
 
 
 def test_padded_rows_are_zero_and_padding_is_not_averaged() -> None:
-    """The mask need not be a prefix; the reference is the matrix in the authors' code with normalised rows."""
+    """The mask need not be a prefix. The reference is the authors' matrix with normalised rows."""
     mask = torch.tensor([[True] * 4 + [False], [True, False, True, True, False], [False, False, True, True, True]])
     x = draw(3, 5, D_MODEL)
     matrix = (mask[:, :, None] & mask[:, None, :]).double().tril()
@@ -164,7 +164,7 @@ def test_the_cache_does_not_grow() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_types_are_summed_in_single_precision(dtype: torch.dtype) -> None:
+def test_sixteen_bit_types_are_summed_in_single_precision(dtype: torch.dtype) -> None:
     """A sum of 2500 hundreds overflows in fp16 and stops growing in bf16."""
     x = torch.full((1, 2500, 1), 100.0, dtype=dtype)
     assert torch.equal(causal_average(x), x)

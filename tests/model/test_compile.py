@@ -65,7 +65,7 @@ def test_one_graph_serves_every_depth(name: str) -> None:
     graphs = compile_layers(model)
     torch.testing.assert_close(run(model), expected, atol=1e-10, rtol=0)
     assert list(model.state_dict()) == names
-    # For 12 layers: one per stack, and another where the first layer's input differs from that of the others.
+    # For 12 layers: one graph per stack, and another where the first layer's input differs from that of the others.
     assert 2 <= len(graphs) <= 4
 
 
@@ -85,7 +85,7 @@ def test_stochastic_sublayers_differ_by_depth_within_one_graph(unit: str) -> Non
 
 @pytest.mark.slow
 def test_many_shapes_make_a_bounded_number_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each stack gets two graphs, for training and evaluation, whatever sizes above 1 occur, and uses them."""
+    """Each stack gets two graphs, for training and evaluation, which serve all sizes above 1."""
     model = build_model(small_config(2, 2), VOCABULARY, VOCABULARY)
     graphs: list[fx.GraphModule] = []
     runs: list[int] = []

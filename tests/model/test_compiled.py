@@ -16,7 +16,7 @@ from ziggurat.model.attention.cache import KeyValueBlock
 from ziggurat.model.fast import compiled
 from ziggurat.model.fast.compiled import CompiledFeedForward, CompiledLinear, Precision
 
-# With gcc the library must exist: a skip would hide that it is stale or does not load.
+# With gcc the library must exist; a skip would hide a stale library or one that does not load.
 pytestmark = pytest.mark.skipif(compiled._library is None and not shutil.which("gcc"), reason="there is no gcc")
 PRECISIONS: list[Precision] = [p for p in ("float32", "bfloat16", "int8") if compiled.multiplies(p)]
 LEVELS = {False: 127, True: 255}
@@ -35,7 +35,7 @@ def as_numbers(x: Tensor, precision: Precision, positive: bool = False) -> Tenso
 
 
 def tolerance(x: Tensor, weight: Tensor, precision: Precision) -> float:
-    """Return the tolerance for a sum in fp32; with bytes one input may also round the other way, off by half a step."""
+    """Return the tolerance for a sum in fp32; with bytes, one input may also round the other way, by half a step."""
     rounding = 1e-6 * math.sqrt(x.shape[1]) * float(x.abs().max() * weight.abs().max() * 4)
     return rounding + (float(x.abs().max() * weight.abs().max()) / 100 if precision == "int8" else 0.0)
 
@@ -72,7 +72,7 @@ def test_a_linear_map_is_the_sum_of_products(
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_row_depends_on_no_other_row_and_on_no_number_of_threads(precision: Precision) -> None:
-    """Rows are divided among threads in two ways, and computed up to six at a time: always with the same sum."""
+    """Rows are divided among threads in two ways and computed up to six at a time; the sums are always the same."""
     layer, x = CompiledLinear(drawn(100, 50), drawn(100, seed=1), precision), drawn(500, 50, seed=2)
     before = torch.get_num_threads()
     try:
@@ -97,29 +97,29 @@ def test_a_network_is_its_two_maps(precision: Precision, rows: int) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("relu", [False, True])
-def test_what_is_not_a_number_stays_visible(precision: Precision, relu: bool) -> None:
+def test_nan_is_propagated(precision: Precision, relu: bool) -> None:
     x = drawn(4, 40)
     x[1, 17] = math.nan
     found = CompiledLinear(drawn(8, 40, seed=1), None, precision, relu=relu)(x)
     assert found[1].isnan().all()
     assert found[[0, 2, 3]].isfinite().all()
     layer = CompiledLinear(torch.ones(3, 5), None, precision)
-    for tiny in (0.0, 1e-39, 1e-37):  # a row of zeros, or nearly so, still has a scale
+    for tiny in (0.0, 1e-39, 1e-37):  # a row of zeros, or almost zeros, still has a scale
         assert layer(torch.full((2, 5), tiny)).tolist() == [[pytest.approx(5 * tiny, abs=1e-30)] * 3] * 2
     x[1, 17] = -math.inf
     assert not CompiledLinear(drawn(8, 40, seed=1), None, precision, relu=relu)(x)[1].isfinite().all()
 
 
 @pytest.mark.parametrize(("precision", "bits"), [("float32", 32), ("bfloat16", 16), ("int8", 8)])
-def test_a_map_keeps_its_packed_matrix_alone(precision: Precision, bits: int) -> None:
-    """Even the smallest view would keep its base matrix alive as long as the map."""
+def test_a_map_keeps_only_its_packed_matrix(precision: Precision, bits: int) -> None:
+    """Even the smallest view would keep its base matrix alive for as long as the map exists."""
     layer = CompiledLinear(drawn(128, 64), None, precision)
     held = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in vars(layer).values() if isinstance(t, Tensor)}
     vectors = 3 if precision == "int8" else 1  # the bias; with bytes, scales and shifts
     assert sum(storage.nbytes() for storage in held.values()) == 128 * 64 * bits // 8 + vectors * 128 * 4
 
 
-def test_what_a_map_does_not_take() -> None:
+def test_unsupported_maps() -> None:
     layer = CompiledLinear(drawn(8, 40), None, "float32")
     for x in (drawn(2, 39), torch.empty(2, 40, device="meta")):
         with pytest.raises(ValueError, match="a map of 40 numbers on a CPU cannot take"):
@@ -137,7 +137,7 @@ def test_what_a_map_does_not_take() -> None:
 
 
 @pytest.mark.skipif(not PRECISIONS, reason="products are compiled for AVX-512")
-def test_the_types_that_a_user_sets_as_default_change_nothing() -> None:
+def test_default_types_set_by_a_user_change_nothing() -> None:
     weight, bias, x, query = drawn(8, 40), drawn(8), drawn(3, 40), drawn(1, 2, 3, 16)
     expected, attended = CompiledLinear(weight, bias, PRECISIONS[-1])(x), None
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
@@ -192,7 +192,7 @@ def test_attention_is_the_mean_by_the_softmax_of_products(
     weights = (logits if bias is None else logits + bias).softmax(-1)
     expected = weights @ value.double()
     if bias is not None and hiding == "by sentence":
-        # They are not just weightless but never read: other hypotheses' numbers may be anything.
+        # They do not just have weight 0; they are never read, so the numbers of other hypotheses may be anything.
         at = 0
         for part, n in zip(keys, entries, strict=True):
             part[:, :, :n][bias[:, 0, 0, at : at + n].isinf()[:, None].expand(-1, heads, -1)] = math.nan
@@ -209,8 +209,8 @@ def test_attention_is_the_mean_by_the_softmax_of_products(
 
 
 @torch.inference_mode()
-def test_attention_to_far_apart_logits() -> None:
-    """The exponential over its whole range: weights down to the smallest number, 0 below it, NaN for NaN."""
+def test_attention_with_widely_spread_logits() -> None:
+    """The exponential over its whole range: down to the smallest number, 0 below that, NaN for NaN."""
     gaps = torch.cat([torch.linspace(0, 87, 400), torch.tensor([88.0, 200.0, 1e5, 1e30])])
     key = torch.zeros(1, 1, len(gaps), 16)
     key[0, 0, :, 0] = -4 * gaps  # the query is 1, the scale a quarter
@@ -226,7 +226,7 @@ def test_attention_to_far_apart_logits() -> None:
     assert compiled.attend(query, [KeyValueBlock(key, value)], None).isnan().all()
 
 
-def test_what_attention_does_not_take() -> None:
+def test_unsupported_attention() -> None:
     query, bias = torch.zeros(2, 3, 1, 16), torch.zeros(2, 1, 1, 1)
     assert not compiled.attends(query, query, bias), "with gradients"
     with torch.inference_mode():
@@ -264,7 +264,7 @@ def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatc
     assert compiled._load() == (None, "was not compiled")
 
 
-def test_it_is_used_where_it_can_be_and_not_next_to_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_used_where_possible_but_not_with_amx(monkeypatch: pytest.MonkeyPatch) -> None:
     query = torch.zeros(1, 2, 3, 32)
     with torch.no_grad():
         assert compiled.attends(query, query, None)

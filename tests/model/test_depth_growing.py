@@ -96,12 +96,12 @@ def test_a_shallow_model_is_plain_and_lives_on_in_the_grown_one() -> None:
     ],
     ids=str,
 )
-def test_memories_that_nothing_would_read_or_that_are_not_output_are_refused(choices: dict[str, Any]) -> None:
+def test_memories_that_are_unread_or_not_an_output_are_refused(choices: dict[str, Any]) -> None:
     reason = refusal({**CHOICES, **choices})
     assert reason is not None
     assert reason.problems[0].key == "memory"
 
 
-def test_layers_are_not_left_out() -> None:
+def test_layers_cannot_be_left_out() -> None:
     config = small_model({"memory": "hierarchical", "combination.period": P})
     assert [problem.key for problem in unprunable(config, LeftOut.parse("decoder.2"))] == ["model.memory"]

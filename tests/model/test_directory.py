@@ -73,7 +73,7 @@ def test_weights_that_do_not_fit_are_refused(directory: Path) -> None:
 
 @pytest.mark.slow
 def test_shapes_are_known_without_torchs_compiler() -> None:
-    """Importing it would take over a second whenever a verb opens a model."""
+    """Importing the compiler would take over a second whenever a verb opens a model."""
     code = """
 import sys, torch
 from ziggurat.config import ModelConfig

@@ -29,7 +29,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.fixture
 def default_fp64() -> Iterator[None]:
-    """New parameters are fp64: 1/3 is not rounded to fp32."""
+    """New parameters are fp64, so that 1/3 is not rounded to fp32."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -96,7 +96,7 @@ def test_the_weighted_sum_keeps_the_streams_dtype_and_full_precision_of_weight_g
         weighted_sum(weights, [low[0]])
 
 
-def test_nothing_is_saved_for_backward_but_weights_and_the_outputs_themselves() -> None:
+def test_only_weights_and_layer_outputs_are_saved_for_backward() -> None:
     history = stirred(Dlcl(combining(L, norm_at="none")))
     past = history.start(stream().requires_grad_())
     for _ in range(L):
@@ -151,7 +151,8 @@ def test_other_starts() -> None:
     one, last = (Dlcl(combining(L, start=start)).weight for start in ("one", "last"))
     assert torch.equal(one, torch.ones(L + 1, L + 1).tril())
     assert torch.equal(last, torch.eye(L + 1))
-    # A softmax sums to 1 and cannot reach either: `one` becomes uniform, and `last` leaves 5 % to all others together.
+    # A softmax sums to 1 and cannot express either: `one` becomes uniform, and `last` leaves 5 % to all others
+    # together.
     one, last = (Dlcl(combining(L, start=start, softmax=True)).weight for start in ("one", "last"))
     for row in range(L + 1):
         torch.testing.assert_close(one[row, : row + 1].softmax(0), torch.full((row + 1,), 1 / (row + 1)))
@@ -165,8 +166,10 @@ def test_other_starts() -> None:
     [(dense, sum), (average, lambda outputs: sum(outputs) / len(outputs))],
     ids=["dense", "average"],
 )
-def test_fixed_weights_give_the_sum_or_the_mean_of_all_below(make: Any, combined: Any, default_fp64: None) -> None:
-    options = {"norm_at": "none", "start": "last", "softmax": True, "learnable": True}  # all but the first overruled
+def test_fixed_weights_give_the_sum_or_the_mean_of_all_lower_layers(
+    make: Any, combined: Any, default_fp64: None
+) -> None:
+    options = {"norm_at": "none", "start": "last", "softmax": True, "learnable": True}  # only the first counts here
     history, stack, x = make(combining(L, **options)), layers(L), stream()
     outputs = [x]
     for layer in stack:
@@ -196,7 +199,7 @@ def test_the_published_number_of_parameters(norm_at: str, normalize_embedding: b
     assert extra == 31**2 + 7**2 + 2 * D * (36 + 2 * normalize_embedding)
 
 
-def test_the_window_lets_older_outputs_go() -> None:
+def test_the_window_releases_older_outputs() -> None:
     history = Dlcl(combining(L, window=2))
     past = history.start(stream().float())
     for _ in range(L):
@@ -226,20 +229,20 @@ def test_growth_keeps_the_weights_of_old_layers_and_adds_uniform_ones(options: d
             _, k, part = name.split(".")
             assert torch.equal(values, before[f"norms.{min(int(k), 2)}.{part}"])
     assert not {v.data_ptr() for v in after.values()} & {v.data_ptr() for v in before.values()}
-    # The first added layer reads what was the shallow stack's output.
+    # The first added layer reads the former output of the shallow stack.
     new.load_state_dict(after)
     stack = layers(5)
     assert torch.equal(run(new, stack, stream())[0][2], run(old, stack[:2], stream())[1])
 
 
-def test_growth_of_fixed_weights_gives_the_norms_alone() -> None:
+def test_growth_of_fixed_weights_gives_only_the_norms() -> None:
     old, new = stirred(dense(combining(2))), dense(combining(4)).double()
     after = new.extend(old_tensors(old), 2)
     assert after.keys() == dict(new.named_parameters()).keys()
     assert torch.equal(new.weight, torch.ones(5, 5, dtype=torch.float64).tril())
 
 
-def test_growth_from_another_history_says_what_is_missing() -> None:
+def test_growth_from_another_history_names_what_is_missing() -> None:
     new = Dlcl(combining(4))
     with pytest.raises(ConfigError, match=r"`norms\.1\.weight` of the shallow model's history is missing"):
         new.extend({}, 2)

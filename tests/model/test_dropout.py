@@ -37,7 +37,7 @@ def test_neighbours_are_independent() -> None:
         assert abs(float((mask[lag:] * mask[:-lag]).mean())) < 5 / math.sqrt(800_000)
 
 
-def test_gradient_passes_exactly_where_the_value_did() -> None:
+def test_the_gradient_passes_exactly_where_the_value_did() -> None:
     torch.manual_seed(3)
     x = torch.randn(7, 13, dtype=torch.float64, requires_grad=True)
     y = Dropout(0.25)(x)
@@ -100,18 +100,18 @@ def test_dropout_of_relu_is_relu_then_dropout(dtype: torch.dtype) -> None:
         y = work(inner)
         y.backward(gradient)
         assert inner.grad is not None
-        inner.grad[0, 2] = 0.0  # that of NaN is meaningless
+        inner.grad[0, 2] = 0.0  # the gradient of NaN is meaningless
         found.append((y.detach(), inner.grad))
     kept = found[1][0].nan_to_num() > 0
-    assert 0.25 < float(kept.float().mean()) < 0.45  # half of it is positive, seven tenths of that are kept
+    assert 0.25 < float(kept.float().mean()) < 0.45  # half of the elements are positive, and 70 % of those are kept
     for apart, fused in zip(*found, strict=True):
         torch.testing.assert_close(fused, apart, rtol=0, atol=0, equal_nan=True)
     dropout.eval()
     assert torch.equal(dropout(x[1:], relu=True), torch.relu(x[1:]))
 
 
-def test_dropout_of_relu_saves_its_result_alone() -> None:
-    """The linear map that reads the result also saves it, so nothing is saved twice."""
+def test_dropout_of_relu_saves_only_its_result() -> None:
+    """The linear map that reads the result saves it anyway, so nothing is saved twice."""
     saved: list[torch.Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
         y = Dropout(0.1)(torch.randn(8, 8, requires_grad=True), relu=True)

@@ -55,7 +55,7 @@ def test_embedding_is_scaled_and_offset() -> None:
 
 
 def test_rows_of_length_one() -> None:
-    """FixNorm (Nguyen and Salazar 2019, 2.3): w / |w| is the input, times sqrt(d), and the output; w is trained."""
+    """FixNorm (Nguyen and Salazar 2019, 2.3): w / |w| is the output row and, times sqrt(d), the input; w is trained."""
     tokens = UnitEmbedding(11, 6, dtype=torch.float64)
     assert {slot.role for slot in assign_roles(tokens)} == {Role.EMBEDDING}
     output = OutputProjection(tokens.weight, unit=True)
@@ -67,12 +67,12 @@ def test_rows_of_length_one() -> None:
     torch.testing.assert_close(embedding(ids), rows[ids] * math.sqrt(6))
     torch.testing.assert_close(output(hidden), hidden @ rows.T)
     torch.testing.assert_close(output.restricted(torch.tensor([7, 2]))(hidden), hidden @ rows[[7, 2]].T)
-    embedding(ids).square().sum().backward()  # with constant length
+    embedding(ids).square().sum().backward()  # rows have constant length: no gradient
     assert tokens.weight.grad is not None
     assert tokens.weight.grad.abs().max() < 1e-12
 
 
-def test_learned_positions_refuse_what_they_cannot_hold() -> None:
+def test_learned_positions_refuse_longer_sentences() -> None:
     positions = LearnedPositions(4, 8)
     assert positions(8).shape == (8, 4)
     with pytest.raises(ConfigError, match=r"9 tokens is longer than `model\.embedding\.max_positions` \(8\)"):

@@ -56,7 +56,7 @@ def in_steps(row: list[float]) -> tuple[list[int], float]:
 @given(
     rows=st.integers(0, 5), width=st.integers(1, 9), out=st.integers(1, 4), bias=st.booleans(), scale=st.integers(-9, 9)
 )
-def test_a_product_is_arithmetic_of_whole_numbers(rows: int, width: int, out: int, bias: bool, scale: int) -> None:
+def test_products_are_integer_arithmetic(rows: int, width: int, out: int, bias: bool, scale: int) -> None:
     x, weight, b = drawn(rows, 2, width) * 10.0**scale, drawn(out, width, seed=1), drawn(out, seed=2)
     found = quantised_linear(x.double(), weight.double(), b.double() if bias else None)
     assert found.shape == (rows, 2, out)
@@ -87,20 +87,20 @@ def test_gradients_are_those_of_the_rounded_numbers() -> None:
     assert not torch.equal(x.grad.view(-1, 8), flat @ weight.detach())
 
 
-def test_products_in_bf16_are_of_the_same_whole_numbers() -> None:
+def test_products_in_bf16_have_the_same_integers() -> None:
     x, weight = drawn(40, 64).requires_grad_(), drawn(32, 64, seed=1).requires_grad_()
     expected = quantised_linear(x, weight)
     with torch.autocast("cpu", torch.bfloat16):
         found = quantised_linear(x, weight)
     assert found.dtype == torch.bfloat16
-    # Only the sums are rounded, to 8 bits; with factors in bf16 an ordinary product is off by more.
+    # Only the sums are rounded, to 8 bits; an ordinary product with factors in bf16 is off by more.
     assert float((found.float() - expected).detach().abs().max()) <= float(expected.detach().abs().max()) / 200
     found.float().sum().backward()
     assert x.grad is not None
     assert x.grad.dtype == torch.float32
 
 
-def test_a_row_that_is_not_finite_stays_visible() -> None:
+def test_non_finite_rows_are_propagated() -> None:
     x = drawn(3, 8)
     x[1, 2] = math.nan
     found = quantised_linear(x, drawn(4, 8, seed=1))
@@ -130,7 +130,7 @@ def small(kind: str) -> Seq2Seq:
 
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_engine_computes_what_is_trained(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_computes_the_trained_scores(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small(kind)
     plain, fake = logits(model), copy.deepcopy(model)
     quantise(fake)
@@ -138,24 +138,24 @@ def test_the_engine_computes_what_is_trained(kind: str, name: str, monkeypatch: 
     with engine(name, monkeypatch):
         fast, usual = copy.deepcopy(fake), copy.deepcopy(model)
         pack(usual, "int8")
-        # With all instructions that this CPU has: nothing may be rounded to bf16, even where that is possible.
+        # With all instructions of this CPU: nothing may be rounded to bf16, even where that is possible.
         monkeypatch.setattr(packed_maps, "available", lambda precision: True)
         pack(fast, "int8", as_trained=True)
         found, other = logits(fast), logits(usual)
     off, unlike = (found - trained).abs(), (other - trained).abs()
-    if name == "compiled":  # its sums end in a fused step, so a number sometimes rounds to the neighbouring byte
+    if name == "compiled":  # its sums end with a fused operation, so a number sometimes rounds to the neighbouring byte
         assert float((off > 1e-5).float().mean()) < 0.1
         assert float(off.max()) < 0.1
     else:
         assert float(off.max()) < 1e-5
-    # Without `as_trained` they are far off: unsigned bytes inside the networks, embeddings in fp32.
+    # Without `as_trained` the scores are far off: networks have unsigned bytes inside, and embeddings are in fp32.
     assert float((unlike > 1e-5).float().mean()) > 0.9
     assert float(unlike.max()) > 1e-2
     assert float((plain - trained).abs().max()) > 1e-2
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_rows_of_next_to_nothing_are_zeros(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_tiny_numbers_become_zeros(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = drawn(4, 16) * torch.tensor([1.0, 1e-33, 1e-37, 0.0])[:, None]
     weight, bias = drawn(5, 16, seed=1) * torch.tensor([1.0, 1e-33, 1e-37, 0.0, 1e9])[:, None], torch.zeros(5)
     expected = quantised_linear(x, weight, bias)

@@ -12,7 +12,7 @@ from ziggurat.model.roles import Role, assign_roles
 
 
 class Masking(nn.Module):
-    """A stand-in for dropout that keeps every other channel, doubled."""
+    """A stand-in for dropout that keeps every other channel and doubles it."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * (2.0 * (torch.arange(x.shape[-1]) % 2)).to(x.dtype)
@@ -108,7 +108,7 @@ def test_shifted_swiglu_has_a_scalar_before_each_map_and_the_activation() -> Non
 @pytest.mark.parametrize(
     ("d_ff", "width"), [(2048, 1408), (4096, 2752), (512, 384), (96, 64), (100, 68), (6, 4), (7, 5), (1, 1)]
 )
-def test_swiglu_is_as_wide_as_the_same_number_of_parameters_allows(d_ff: int, width: int) -> None:
+def test_swiglu_has_the_width_with_the_same_number_of_parameters(d_ff: int, width: int) -> None:
     network = GatedFeedForward(8, d_ff, Dropout(0.0))
     assert network.out_proj.in_features == width
     assert network.in_proj.out_features == 2 * width

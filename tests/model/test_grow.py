@@ -1,4 +1,4 @@
-"""Growing the stacks: which layer starts as which, what stays the same, and what the deeper model computes."""
+"""Growing the stacks: how each layer starts, what stays the same, and what the deeper model computes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def layer(model: Seq2Seq, number: int, stack: str = "encoder") -> dict[str, Tens
     return {n: p.detach() for n, p in model.get_submodule(f"{stack}.layers.{number}").named_parameters()}
 
 
-# Index maps from Li et al. 2020, section 4, for 4 layers.
+# The index maps of Li et al. 2020, section 4, for 4 layers.
 MAPS: list[tuple[CopyStrategy, int, list[int]]] = [
     ("g_top", 6, [0, 1, 2, 3, 2, 3]),
     ("g_top", 7, [0, 1, 2, 3, 1, 2, 3]),
@@ -62,7 +62,7 @@ MAPS: list[tuple[CopyStrategy, int, list[int]]] = [
 
 
 @pytest.mark.parametrize(("strategy", "new", "map_"), MAPS)
-def test_each_layer_starts_as_the_strategy_says(strategy: CopyStrategy, new: int, map_: list[int]) -> None:
+def test_each_layer_starts_as_the_strategy_demands(strategy: CopyStrategy, new: int, map_: list[int]) -> None:
     shallow, grown, deep = pair({"residual": "pre"}, 4, new, strategy)
     for number, source in enumerate(map_):
         ours, theirs = layer(grown, number), layer(shallow, source)
@@ -71,7 +71,7 @@ def test_each_layer_starts_as_the_strategy_says(strategy: CopyStrategy, new: int
             assert torch.equal(values, theirs[name])
             assert values.data_ptr() != theirs[name].data_ptr()
     pointers = [p.data_ptr() for p in grown.encoder.parameters()]
-    assert len(set(pointers)) == len(pointers)  # copies, not one layer twice
+    assert len(set(pointers)) == len(pointers)  # copies, not the same layer twice
     outside = [n for n, _ in shallow.named_parameters() if not n.startswith("encoder.layers.")]
     for name in outside:
         assert torch.equal(grown.get_parameter(name), shallow.get_parameter(name))
@@ -81,7 +81,7 @@ def test_each_layer_starts_as_the_strategy_says(strategy: CopyStrategy, new: int
 
 @pytest.mark.parametrize("strategy", get_args(CopyStrategy))
 @pytest.mark.parametrize("residual", get_args(ResidualKind))
-def test_every_residual_kind_grows_or_says_before_the_run_why_not(residual: str, strategy: CopyStrategy) -> None:
+def test_every_residual_kind_grows_or_is_refused_before_the_run(residual: str, strategy: CopyStrategy) -> None:
     deep = small_model({"residual": residual, "encoder.layers": 4, "decoder.layers": 4})
     growth = GrowthConfig.model_validate(
         {"stages": [{"layers": 2, "decoder_layers": 2, "updates": 1}], "copy_strategy": strategy}
@@ -191,9 +191,7 @@ def test_trained_readers_of_attention_residuals_stay_and_added_ones_are_fresh(hi
 
 
 def test_identity_layers_added_leave_the_function_unchanged() -> None:
-    """ReZero with a = 0 makes added layers the identity: the grown model must then compute the same as the shallow
-    one.
-    """
+    """ReZero with a = 0 makes added layers the identity, so the grown model must compute what the shallow one does."""
     shallow, grown, _ = pair({"residual": "rezero"}, 2, 4, "g_top")
     with torch.no_grad():
         for number in (2, 3):
@@ -224,7 +222,7 @@ def test_constants_of_depth_stay() -> None:
         ("g_top", 3, 2, "must be larger"),
     ],
 )
-def test_depths_out_of_reach_are_refused(strategy: CopyStrategy, old: int, new: int, word: str) -> None:
+def test_unreachable_depths_are_refused(strategy: CopyStrategy, old: int, new: int, word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         deepening(strategy, small_config(old, 1), small_config(new, 1))
     with pytest.raises(ConfigError, match=word):

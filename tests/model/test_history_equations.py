@@ -27,7 +27,7 @@ class Reader:
         self.depth = len(outputs) - 1
 
     def combined(self, weights: list[Any], sources: list[Tensor], row: int) -> Tensor:
-        """G_row, the weighted sum of `sources`, whose norms have the numbers 0, 1, ..., or whose sum has norm `row`."""
+        """G_row, the weighted sum of `sources`: source k has norm number k, or the sum has norm number `row`."""
         if self.norm_at == "sources":
             sources = [norm_of(self.history, k, y) for k, y in enumerate(sources)]
         total = sum(weight * y for weight, y in zip(weights, sources, strict=True))
@@ -75,7 +75,7 @@ def block_attended(r: Reader) -> Tensor:
 
 
 def mudd(r: Reader) -> Tensor:
-    """The stream; tests/model/test_mudd.py covers what queries, keys and values read."""
+    """The stream; tests/model/test_mudd.py covers the inputs of queries, keys and values."""
     if r.depth == 0:
         return r.outputs[0]
     inner, outer, bias = (getattr(r.history, part)[r.depth - 1] for part in ("inner", "outer", "bias"))
@@ -113,9 +113,7 @@ EQUATIONS: dict[str, Callable[[Reader], Tensor]] = {
 
 
 def moved(history: Any) -> Any:
-    """Return `history` in fp64, its parameters away from their initial values, but not its buffers: fixed weights must
-    be right.
-    """
+    """Return `history` in fp64 with changed parameters and unchanged buffers, because fixed weights must be right."""
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for parameter in history.double().parameters():
@@ -148,7 +146,7 @@ def agrees(table: Tensor | None, outputs: list[Tensor], expected: list[Tensor]) 
         torch.testing.assert_close(total, read, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("kind", sorted({*get_args(HistoryKind)} - {"latest", "mudd"}))  # these are for whole layers
+@pytest.mark.parametrize("kind", sorted({*get_args(HistoryKind)} - {"latest", "mudd"}))  # for whole layers
 def test_a_history_may_act_between_sublayers(kind: HistoryKind) -> None:
     assert "combination.unit" in HISTORIES[kind].options, f"name `combination.unit` on the row of `{kind}`"
 
@@ -165,19 +163,19 @@ CHANGES: dict[str, dict[str, Any]] = {
     "period": {"period": 2},
     "dilation": {"dilation": 3},
 }
-"""CHANGES are keys of `combination` with a value that is not the default."""
+"""CHANGES are keys of `combination`, each with a value other than its default."""
 
 
 @pytest.mark.parametrize("key", CHANGES)
 @pytest.mark.parametrize("kind", get_args(HistoryKind))
 def test_the_options_that_change_a_history_are_on_its_row(kind: HistoryKind, key: str) -> None:
-    def made(**options: Any) -> tuple[Any, Tensor]:
+    def history_with(**options: Any) -> tuple[Any, Tensor]:
         history = moved(HISTORY[kind].make(combining(DEPTH, **{"period": PERIOD, **options})))
         shapes = {name: values.shape for name, values in history.state_dict().items()}
         trained = [name for name, _ in history.named_parameters()]
         return (shapes, trained), run(history, layers(DEPTH), stream())[1]
 
-    (one, before), (other, after) = made(), made(**CHANGES[key])
+    (one, before), (other, after) = history_with(), history_with(**CHANGES[key])
     row, told = "HISTORIES (ziggurat/config/kinds.py)", f"combination.{key}" in HISTORIES[kind].options
     if one != other or not torch.equal(before, after):
         assert told, f"history `{kind}` goes by `{key}`: name it in {row}"

@@ -21,7 +21,7 @@ def tensors(history: nn.Module) -> dict[str, Tensor]:
 
 
 def assert_equal_with_gradients(history: Any, expected: Any, stack: list[Any], **tolerance: float) -> None:
-    """`expected` returns (what each layer reads, output) for x; compare that with `history`, and gradients."""
+    """`expected` returns each layer's input and the output for x; compare these, and gradients, with `history`."""
     x = stream().requires_grad_()
     leaves = [x, *history.parameters()]
     got, wanted = run(history, stack, x), expected(x)
@@ -41,7 +41,7 @@ def assert_equal_with_gradients(history: Any, expected: Any, stack: list[Any], *
 @pytest.mark.parametrize("options", [{}, {"softmax": True, "window": 2}, {"groups": 3, "dropout": Tripled}], ids=str)
 def test_blocks_equal_the_written_out_formula(options: dict[str, Any], period: int, norm_at: str) -> None:
     history, stack = stirred(Blocks(combining(L, period=period, norm_at=norm_at, **options))), layers(L)
-    ends = [*range(period, L, period), L]  # the last block may be shorter
+    ends = [*range(period, L, period), L]  # the last block can be shorter
     assert history.weight.shape[:2] == (len(ends) + 1, len(ends) + 1)
 
     def expected(x: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -79,7 +79,7 @@ def test_one_block_of_the_last_layer_alone_is_plain_pre_norm(period: int) -> Non
     stack, final_norm = layers(L), nn.LayerNorm(D, eps=1e-9).double()
     without = Blocks(combining(L, period=period, start="last", norm_at="none")).double()
     assert torch.equal(run(without, stack, stream())[1], plain(stack, stream()))
-    # The same with its one norm, apart from epsilon: the final norm undoes it.
+    # The same holds with the block's norm, apart from epsilon, because the final norm cancels it.
     normed = Blocks(combining(L, period=period, start="last", norm=lambda: nn.LayerNorm(D, eps=1e-9))).double()
     got, expected = final_norm(run(normed, stack, stream())[1]), final_norm(plain(stack, stream()))
     torch.testing.assert_close(got, expected, atol=1e-7, rtol=0)
@@ -103,7 +103,7 @@ def test_blocks_keep_their_weights_when_they_grow(old_units: int, new_units: int
     torch.testing.assert_close([*shallow[0], shallow[1]], deep[0][: old_units + 1], atol=0, rtol=0)
 
 
-def test_a_block_left_short_is_filled_before_another_begins() -> None:
+def test_an_incomplete_block_is_filled_before_another_begins() -> None:
     old, new = stirred(Blocks(combining(3, period=2))), Blocks(combining(4, period=2)).double()
     assert tensors(old).keys() == new.extend(tensors(old), 3).keys()
     torch.testing.assert_close(new.extend(tensors(old), 3), tensors(old), atol=0, rtol=0)
@@ -248,7 +248,7 @@ KINDS = [row.make for row in HISTORY.values()]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("norm_at", ["sources", "consumers", "none"])
-def test_every_kind_says_what_all_its_parameters_do_and_trains_all_of_them(kind: Any, norm_at: str) -> None:
+def test_every_kind_gives_its_parameters_roles_and_trains_all_of_them(kind: Any, norm_at: str) -> None:
     history: History = stirred(kind(combining(L, norm_at=norm_at, period=3)))
     assert {slot.role for slot in assign_roles(history)} <= {
         Role.WIRING,

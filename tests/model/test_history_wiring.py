@@ -64,12 +64,12 @@ def test_gradient_reaches_the_embedding_from_every_consumer(residual: str) -> No
     model = built(residual=residual, encoder__history="dlcl")
     weight = model.encoder.history.weight  # type: ignore[union-attr]
     (hidden(model)[0] * torch.randn(16, generator=torch.Generator().manual_seed(1)).double()).sum().backward()
-    assert weight.grad[:, 0].all()  # each row's use of y_0 affects the loss
+    assert weight.grad[:, 0].all()  # every row's weight of y_0 affects the loss
     assert torch.equal(weight.grad, weight.grad.tril())
     assert model.source_embedding.tokens.weight.grad[SOURCE[MASK]].any(1).all()  # type: ignore[union-attr]
 
 
-def test_every_decoder_layer_has_a_memory_of_its_own() -> None:
+def test_every_decoder_layer_has_its_own_memory() -> None:
     model = built(residual="post", memory="transparent")
     weight = model.encoder.transparent.weight  # type: ignore[union-attr]
     assert weight.shape == (3, 4)  # decoder layers, embedding and encoder layers

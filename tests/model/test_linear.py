@@ -26,7 +26,7 @@ def assert_near(got: Tensor, expected: Tensor) -> None:
 
 @pytest.fixture(autouse=True)
 def spied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Count the calls to oneDNN: equal numbers alone would not show which kernel computed them."""
+    """Count the calls to oneDNN, because equal numbers would not show which kernel computed them."""
     calls: list[str] = []
     real = module._onednn
     monkeypatch.setattr(module, "_onednn", lambda *args: (calls.append("onednn"), real(*args))[1])
@@ -131,7 +131,7 @@ class _Weights(TorchDispatchMode):
 
 
 def test_no_product_is_left_to_the_plain_loop_of_onednn() -> None:
-    """torch has no other for a matrix with gaps in both rows and columns, such as part of an LSTM's weight."""
+    """torch has only that loop for a matrix with gaps in both rows and columns, such as part of an LSTM's weight."""
     whole, x = drawn(40, 60).float().requires_grad_(), drawn(5, 24).float().requires_grad_()
     with _Weights() as seen, kernel("onednn"):
         y = linear(x, whole[:, :24])
@@ -146,7 +146,7 @@ def test_no_product_is_left_to_the_plain_loop_of_onednn() -> None:
     ("capability", "vendor", "faster"),
     [("AVX512", "AuthenticAMD", True), ("AVX512", "GenuineIntel", False), ("AVX2", "AuthenticAMD", False)],
 )
-def test_onednn_is_chosen_on_amd_with_avx512_alone(
+def test_onednn_is_chosen_only_on_amd_with_avx512(
     capability: str, vendor: str, faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)

@@ -20,7 +20,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def updates(width_in: int, width_out: int, parts: int, chosen: list[int], dropout: float = 0.0) -> LowRank:
-    """Return updates in fp64 that have left their initial values."""
+    """Return updates in fp64, moved away from their initial values."""
     made = LowRank(
         width_in,
         width_out,
@@ -59,7 +59,7 @@ def equation(x: Tensor, weight: Tensor, bias: Tensor | None, low_rank: LowRank) 
 
 @pytest.mark.parametrize(("parts", "chosen"), [(1, [0]), (3, [2, 0]), (3, [1]), (2, [0, 1])])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_map_with_updates_is_that_of_the_paper(parts: int, chosen: list[int], bias: bool) -> None:
+def test_a_map_with_updates_follows_the_paper(parts: int, chosen: list[int], bias: bool) -> None:
     x, module = drawn(4, 5), Linear(5, 12, bias=bias).double()
     module.low_rank = updates(5, 12, parts, chosen)
     wanted = equation(x, module.weight, module.bias, module.low_rank)
@@ -94,7 +94,7 @@ def test_at_first_nothing_changes_and_a_is_drawn_by_the_seed() -> None:
     assert 0.6 < max(float(a.detach().abs().max()) for a in made[0]) * 5**0.5 <= 1
 
 
-def test_dropout_is_on_what_the_updates_read_alone() -> None:
+def test_dropout_acts_only_on_the_input_of_the_updates() -> None:
     x, module = torch.ones(400, 5, dtype=torch.float64), Linear(5, 4).double()
     plain = module(x)
     module.low_rank = updates(5, 4, 1, [0], dropout=0.5)
@@ -117,7 +117,7 @@ def test_the_library_peft_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     adapted = peft.get_peft_model(theirs, config)
     layer = adapted.base_model.model.q
     bound = layer.lora_A["default"].weight.abs().max() * 5**0.5
-    assert 0 < float(bound) <= 1  # as we draw A
+    assert 0 < float(bound) <= 1  # A is drawn as in our code
     ours.low_rank = updates(5, 6, 1, [0])
     factors = ours.low_rank.get_submodule("0")
     assert isinstance(factors, Factors)

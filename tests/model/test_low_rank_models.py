@@ -28,14 +28,14 @@ QUICK = 5
 RNMT = {"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}}
 
 
-def updates_of(made: Seq2Seq) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in weights(made).items() if is_update(name)}
+def updates_of(network: Seq2Seq) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in weights(network).items() if is_update(name)}
 
 
 @torch.no_grad()
-def logits(made: Seq2Seq) -> Tensor:
+def logits(network: Seq2Seq) -> Tensor:
     batch = padded_batch()
-    return made.logits(made.decode(batch.target_in, made.encode(batch.source, batch.source_mask)))
+    return network.logits(network.decode(batch.target_in, network.encode(batch.source, batch.source_mask)))
 
 
 def check(config: ModelConfig, *, steps: bool) -> None:
@@ -51,7 +51,7 @@ def check(config: ModelConfig, *, steps: bool) -> None:
     assert all(role is Role.LOW_RANK for name, role in parameter_roles(adapted).items() if name in trained)
     load_weights(adapted, {**weights(plain), **updates_of(adapted)}, "both")
     before = logits(plain)
-    # Not to the last bit: some processors round an LSTM's products depending on the matrices' memory addresses.
+    # Not to the last bit, because on some processors the rounding of an LSTM's products depends on memory addresses.
     torch.testing.assert_close(logits(adapted), before, rtol=0, atol=1e-14)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -72,7 +72,7 @@ def check(config: ModelConfig, *, steps: bool) -> None:
 @pytest.mark.parametrize(
     "number", [pytest.param(n, marks=() if n < QUICK else pytest.mark.slow) for n in range(len(COVERING))]
 )
-def test_every_kind_begins_as_it_was_and_is_merged_to_rounding(number: int) -> None:
+def test_every_kind_starts_unchanged_and_merges_up_to_rounding(number: int) -> None:
     check(model(COVERING[number]), steps=True)
 
 
@@ -86,15 +86,15 @@ def test_every_kind_begins_as_it_was_and_is_merged_to_rounding(number: int) -> N
         {"residual": "sub_ln", "activation": "swiglu"},
     ],
 )
-def test_maps_that_are_read_in_another_way(choices: dict[str, Any]) -> None:
-    """The maps are shared between two attentions, used part by part, with shifts, after a norm, or with a gate."""
+def test_maps_that_are_used_in_other_ways(choices: dict[str, Any]) -> None:
+    """Such maps are shared by two attentions, used in parts, with shifts, after a norm, or with a gate."""
     check(small_config(2, 2, **choices), steps=False)
 
 
 def test_roles_choose_the_parts_of_fused_maps() -> None:
-    made = build_model(small_config(1, 1), VOCABULARY, VOCABULARY)
-    adapt(made, LoraConfig(rank=2, maps=["query", "value"]), seed=1)
-    found = {name: tuple(tensor.shape) for name, tensor in updates_of(made).items() if name.startswith("decoder")}
+    network = build_model(small_config(1, 1), VOCABULARY, VOCABULARY)
+    adapt(network, LoraConfig(rank=2, maps=["query", "value"]), seed=1)
+    found = {name: tuple(tensor.shape) for name, tensor in updates_of(network).items() if name.startswith("decoder")}
     layer = "decoder.layers.0"
     wanted = {
         f"{layer}.self_attn.qkv_proj.low_rank.0": 8,
@@ -106,16 +106,16 @@ def test_roles_choose_the_parts_of_fused_maps() -> None:
 
 
 def test_maps_that_the_model_lacks_are_refused_by_name() -> None:
-    said = r"maps: \[query, gate\]`: this model has no `gate`; it has query, key, value, output, feed_forward$"
-    with pytest.raises(ConfigError, match=said):
+    message = r"maps: \[query, gate\]`: this model has no `gate`; it has query, key, value, output, feed_forward$"
+    with pytest.raises(ConfigError, match=message):
         adapt(build_model(small_config(1, 1), VOCABULARY, VOCABULARY), LoraConfig(maps=["query", "gate"]))
 
 
 def test_updates_that_do_not_fit_are_refused() -> None:
-    made = build_model(small_config(1, 1), VOCABULARY, VOCABULARY)
-    base = {name: tensor.clone() for name, tensor in weights(made).items()}
-    adapt(made, LORA, seed=1)
-    updates = updates_of(made)
+    network = build_model(small_config(1, 1), VOCABULARY, VOCABULARY)
+    base = {name: tensor.clone() for name, tensor in weights(network).items()}
+    adapt(network, LORA, seed=1)
+    updates = updates_of(network)
     name = "encoder.layers.0.self_attn.qkv_proj.low_rank"
     for changed in (
         {f"{name}.0.down": torch.zeros(3, 7)},
@@ -132,4 +132,4 @@ def test_updates_that_do_not_fit_are_refused() -> None:
         merged(base, alone, SCALE, "x")
     with pytest.raises(CheckpointError, match="belongs to no map"):
         merged(base, {"encoder.layers.7.ffn.in_proj.low_rank.0.up": torch.zeros(1)}, SCALE, "x")
-    assert torch.equal(base["encoder.layers.0.self_attn.qkv_proj.weight"], weights(made)[name[:-9] + ".weight"])
+    assert torch.equal(base["encoder.layers.0.self_attn.qkv_proj.weight"], weights(network)[name[:-9] + ".weight"])

@@ -20,7 +20,7 @@ RIGHT = torch.arange(T) < torch.tensor([[5], [2], [4]])
 
 
 def random_layer(directions: int, seed: int = 0, inputs: int = IN, width: int = C) -> LstmLayer:
-    """A layer in fp64 whose every parameter is away from its neutral value."""
+    """A layer in fp64 with every parameter away from its neutral value."""
     generator = torch.Generator().manual_seed(seed)
     layer = LstmLayer(inputs, width, directions).double()
     with torch.no_grad():
@@ -89,11 +89,11 @@ def test_the_scale_of_a_gates_weights_does_not_matter(gate: int) -> None:
     with torch.no_grad():
         for cell in layer.cells:
             cell.get_parameter("weight")[gate * C : (gate + 1) * C] *= 3.7
-    torch.testing.assert_close(layer(x, order), before, atol=1e-6, rtol=0)  # epsilon is not scaled with them
+    torch.testing.assert_close(layer(x, order), before, atol=1e-6, rtol=0)  # epsilon is not scaled with the weights
     with torch.no_grad():
         for cell in layer.cells:
             cell.get_parameter("weight")[gate * C] *= 3.7
-    assert float((layer(x, order) - before).detach().abs().max()) > 1e-3  # a single row does matter
+    assert float((layer(x, order) - before).detach().abs().max()) > 1e-3  # scaling a single row does matter
 
 
 def test_padded_steps_keep_the_state() -> None:

@@ -196,7 +196,7 @@ def test_steps_equal_whole_sequences(kind: str) -> None:
     assert sentences == [1]
 
 
-def test_of_a_shifted_map_the_matrix_is_shared() -> None:
+def test_a_shifted_map_shares_its_matrix() -> None:
     """Fixup: W_o (context + mean of W_v x + its shift), context from memory + shift."""
     module, x, memory = merged(shifted=True), draw(2, 4, D_MODEL, seed=1), draw(2, 5, D_MODEL, seed=2)
     values = linear(x, module.cross.kv_proj.weight[D_MODEL:], None)
@@ -205,18 +205,18 @@ def test_of_a_shifted_map_the_matrix_is_shared() -> None:
     torch.testing.assert_close(module(x, whole(x, memory)), expected, **TOLERANCE)
 
 
-def test_a_shift_of_the_memory_is_worth_the_same_shift_of_the_target() -> None:
-    """So the target needs no separate shift: both enter through the same matrix with weights that sum to 1."""
+def test_a_shift_of_the_memory_equals_the_same_shift_of_the_target() -> None:
+    """So the target needs no separate shift: both pass through the same matrix, with weights that sum to 1."""
     module, x, memory = merged(shifted=True), draw(2, 4, D_MODEL, seed=1), draw(2, 5, D_MODEL, seed=2)
     before = module(x, whole(x, memory))
     shift = module.cross.kv_proj.shift.detach().clone()
     with torch.no_grad():
         module.cross.kv_proj.shift.zero_()
-        module.cross.q_proj.shift -= shift  # the query must not move
+        module.cross.q_proj.shift -= shift  # the query must not change
     torch.testing.assert_close(module(x + shift, whole(x + shift, memory)), before, **TOLERANCE)
 
 
-def test_dropout_touches_the_weights_of_the_memory_only() -> None:
+def test_dropout_acts_only_on_the_weights_of_the_memory() -> None:
     """Training and evaluation agree only if the memory's values are zero."""
     module, x = merged(p=0.5), draw(2, 4, D_MODEL)
     with torch.no_grad():
@@ -228,7 +228,7 @@ def test_dropout_touches_the_weights_of_the_memory_only() -> None:
 
 
 def test_sizes_are_those_of_the_paper() -> None:
-    """MAtt has the 4d^2 + 4d of an encoder's self-attention; merged with self-attention 8d^2 + 8d."""
+    """MAtt has 4d^2 + 4d parameters, like an encoder's self-attention; merged with self-attention it has 8d^2 + 8d."""
     d = D_MODEL
     assert count(merged()) == 4 * d * d + 4 * d == count(SelfAttention(d, HEADS, Dropout(0.0)))
     assert count(merged(share=False)) == 5 * d * d + 5 * d

@@ -68,7 +68,7 @@ def test_each_layer_reads_four_mixtures_and_the_output_is_one() -> None:
             torch.testing.assert_close(mine, theirs, atol=1e-12, rtol=0)
 
 
-def test_queries_keys_and_values_have_an_input_each() -> None:
+def test_queries_keys_and_values_have_separate_inputs() -> None:
     module, inputs = randomised(SelfAttention(8, 2, Dropout(0.0))), [draw(2, 4, 8, seed=n) for n in range(3)]
     weight, bias = module.qkv_proj.weight, module.qkv_proj.bias
     assert isinstance(bias, Tensor)

@@ -55,7 +55,7 @@ def test_a_packed_map_is_the_map(precision: Precision, bias: bool) -> None:
 @pytest.mark.skipif("int8" not in PRECISIONS, reason="this CPU has no VNNI")
 @pytest.mark.parametrize("positive", [False, True])
 @torch.no_grad()
-def test_int8_is_arithmetic_of_whole_numbers(positive: bool) -> None:
+def test_int8_is_integer_arithmetic(positive: bool) -> None:
     """Compute row by row: W and x in whole steps of |largest| / 127 (255 for non-negative values), with exact sums."""
     weight, bias = drawn(6, 20), drawn(6, seed=2)
     x = drawn(4, 20, seed=1).abs() if positive else drawn(4, 20, seed=1)
@@ -68,7 +68,7 @@ def test_int8_is_arithmetic_of_whole_numbers(positive: bool) -> None:
             size = float(weight[out].abs().max()) / 127
             steps_of = [round(float(v) / size) for v in weight[out].double()]
             total = sum(a * b for a, b in zip(steps_in, steps_of, strict=True))
-            # A number halfway between two steps may round either way in single precision: at most one step of one
+            # A number halfway between two steps may round either way in single precision, by at most one step of one
             # factor.
             assert abs(float(found[row, out]) - (total * step * size + float(bias[out]))) <= 128 * step * size
 
@@ -85,8 +85,8 @@ def test_a_row_in_int8_does_not_depend_on_the_others() -> None:
 
 @pytest.mark.parametrize("kind", [PackedLinear, Int8Linear][: 1 + ("int8" in PRECISIONS)])
 @torch.no_grad()
-def test_few_numbers_of_rows_reach_the_library(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It keeps a compiled kernel for each; the results equal those of the rows alone."""
+def test_the_library_sees_few_different_numbers_of_rows(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library keeps a compiled kernel for each; the results equal those of the rows alone."""
     seen, padded = set(), packed_module._padded
 
     def watched(x: torch.Tensor) -> tuple[int, torch.Tensor]:
@@ -103,7 +103,7 @@ def test_few_numbers_of_rows_reach_the_library(kind: type[nn.Module], monkeypatc
         assert found.shape == (rows, 6)
         assert rows == 0 or relative(found, nn.functional.linear(x[:rows], weight, bias)) < TOLERANCE["int8"]
     assert layer(x[:17].view(17, 1, 20)).shape == (17, 1, 6)
-    assert len(seen) <= 16 + 8 * 5  # up to 15 each size has its own, up to 300 there are five octaves
+    assert len(seen) <= 16 + 8 * 5  # each size up to 15 has its own kernel; the sizes up to 300 span five octaves
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -116,7 +116,7 @@ def test_a_packed_network_is_the_network(precision: Precision) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @torch.no_grad()
-def test_pack_replaces_what_it_can_and_nothing_else(precision: Precision) -> None:
+def test_pack_replaces_only_supported_modules(precision: Precision) -> None:
     output = OutputProjection(nn.Parameter(drawn(30, 16)), None)
     gelu = FeedForward(16, 32, "gelu", Dropout(0.0))
     model = nn.ModuleDict({"map": Linear(16, 8), "output": output, "relu": FeedForward(16, 32, "relu", Dropout(0.0))})

@@ -37,7 +37,7 @@ def loop(query: Tensor, key: Tensor, value: Tensor, cuts_q: Tensor, cuts_k: Tens
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Treat padded batches as on a GPU in bf16; the list gains (longest query, longest key) for every call."""
+    """Treat padded batches as on a GPU in bf16; every call adds (longest query, longest key) to the list."""
     seen: list[tuple[int, int]] = []
 
     def kernel(*args: Any) -> Tensor:
@@ -57,7 +57,7 @@ def test_every_sentence_and_every_padding_is_a_sequence() -> None:
     assert own.queries is own.keys
     assert own.keys.tolist() == [0, 4, 4, 5, 8, 11, 12]  # the first sentence has no padding: an empty sequence
     cross = cache.sequence_bounds(REAL, 2)
-    assert cross.queries.tolist() == [0, 2, 2, 4, 4, 6, 6]  # nobody reads the padding
+    assert cross.queries.tolist() == [0, 2, 2, 4, 4, 6, 6]  # the padding is never read
     assert torch.equal(cross.keys, own.keys)
 
 
@@ -116,11 +116,11 @@ def test_dropout_and_weights_need_the_bias(calls: list[tuple[int, int]]) -> None
         (torch.bfloat16, 264, 0.0, False),
     ],
 )
-def test_what_the_kernel_takes(dtype: torch.dtype, d_head: int, dropout: float, taken: bool) -> None:
+def test_supported_inputs_of_the_kernel(dtype: torch.dtype, d_head: int, dropout: float, taken: bool) -> None:
     assert multihead._flash_takes(torch.empty(1, 1, 1, d_head, dtype=dtype), dropout) is taken
 
 
-def test_a_cpu_has_no_cuts() -> None:
+def test_a_cpu_does_not_cut_batches() -> None:
     assert padding_mask(REAL, torch.float32).bounds is None
 
 
@@ -165,7 +165,7 @@ def test_models_compute_the_same_either_way(
         torch.testing.assert_close(a, b, **EXACT)
 
 
-def test_the_operator_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_real_operator_accepts_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run torch's own `varlen_attn`, forward and backward, on tensors that have shapes but no values."""
     monkeypatch.setattr(multihead, "EXPLICIT_MAX_LENGTH", 0)
     monkeypatch.setattr(cache, "_takes_bounds", lambda _device: True)
@@ -178,7 +178,7 @@ def test_the_operator_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch) ->
         assert all(x.grad is not None and x.grad.shape == x.shape for x in states)
 
 
-def test_decoding_step_by_step_goes_by_biases(calls: list[tuple[int, int]]) -> None:
+def test_stepwise_decoding_uses_biases(calls: list[tuple[int, int]]) -> None:
     model = build_model(small_config(1, 1), 9, 9).double().eval()
     memory = model.encode(torch.ones(3, 4, dtype=torch.long), REAL)
     calls.clear()

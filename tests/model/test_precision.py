@@ -39,7 +39,7 @@ CPU, WIDTHS = torch.device("cpu"), (64, 128)
 
 @pytest.fixture
 def rates(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Rates of a made-up CPU, in both vocabularies of precisions."""
+    """Rates of an imaginary CPU, under both sets of names for precisions."""
     made_up = {"fp32": 2e9, "bf16": 1e9, "float32": 2e9, "bfloat16": 1e9}
     monkeypatch.setattr(precision, "training_rates", lambda _: {name: made_up[name] for name in ("fp32", "bf16")})
     monkeypatch.setattr(precision, "decoding_rates", lambda _: {n: made_up[n] for n in ("float32", "bfloat16")})
@@ -76,7 +76,7 @@ def test_packed_products_are_right_on_this_cpu(kind: Precision) -> None:
 def test_nothing_is_translated_in_a_precision_that_is_wrong(
     kind: Precision, rates: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel that leaves out the inner dimension's rest beyond a multiple of 32."""
+    """A kernel that ignores the remainder of the inner dimension beyond a multiple of 32."""
 
     def faulty(weight: Tensor, bias: Tensor, narrow: Precision) -> Callable[[Tensor], Tensor]:
         whole = weight.shape[1] // 32 * 32
@@ -98,8 +98,8 @@ def test_nothing_is_translated_in_a_precision_that_is_wrong(
 
 
 @pytest.mark.parametrize("fault", ["forward", "into the input", "into the weight", "not a number"])
-def test_kernels_that_are_wrong_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that leaves out the inner dimension's rest beyond a multiple of 32, as faulty ones did."""
+def test_wrong_kernels_are_detected(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that ignores the remainder of the inner dimension beyond a multiple of 32, as faulty ones did."""
 
     class Faulty(torch.autograd.Function):
         @staticmethod
@@ -126,14 +126,14 @@ def test_kernels_that_are_wrong_are_found(fault: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(precision, "linear", faulty)
     precision._error.cache_clear()
     try:
-        (said,) = wrong_maps([(40, 48), (40, 48)])
-        assert said.startswith("40 to 48 (off by ")
+        (message,) = wrong_maps([(40, 48), (40, 48)])
+        assert message.startswith("40 to 48 (off by ")
         wide = {"forward": (4112, 16), "into the input": (16, 32001)}.get(fault, (16, 48))
         assert [text.split(" (")[0] for text in wrong_maps([wide])] == [f"{wide[0]} to {wide[1]}"]
         made_up = {"fp32": 1e9, "bf16": 2e9}
         monkeypatch.setattr(precision, "training_rates", lambda _: made_up)
         assert training_precision(CPU, (64, 64), lambda: [(40, 48)]) == "fp32"
-        right = fault in ("forward", "into the input")  # at these widths; the others are wrong at all
+        right = fault in ("forward", "into the input")  # right at these widths; the others are wrong at all
         assert training_precision(CPU, (64, 64), lambda: [(32, 32)]) == ("bf16" if right else "fp32")
         monkeypatch.setattr(precision, "wrong_maps", lambda maps: [])
         assert training_precision(CPU, (64, 64), lambda: [(40, 48)]) == "bf16"
@@ -177,8 +177,8 @@ def test_auto_is_the_faster_one_and_notices_name_it(rates: dict[str, float]) -> 
     assert precision_notice("fp32", CPU, WIDTHS).startswith("products on this CPU: fp32 2, bf16 1 GFLOP/s")
     assert "slower in bf16 than in fp32 (fp32 2, bf16 1 GFLOP/s per thread)" in precision_notice("bf16", CPU, WIDTHS)
     assert settled("bfloat16", CPU, WIDTHS, []) == "bfloat16", "the user's choice stays"
-    said = decoding_notice("bfloat16", "bfloat16", CPU, WIDTHS)
-    assert "float32 products are 2.0 times as fast as bfloat16" in said
+    message = decoding_notice("bfloat16", "bfloat16", CPU, WIDTHS)
+    assert "float32 products are 2.0 times as fast as bfloat16" in message
     rates |= {"bf16": 4e9, "bfloat16": 4e9}
     assert training_precision(CPU, WIDTHS, list) == "bf16"
     assert settled("auto", CPU, WIDTHS, []) == "bfloat16"
@@ -190,7 +190,7 @@ def test_auto_is_the_faster_one_and_notices_name_it(rates: dict[str, float]) -> 
 @pytest.mark.parametrize(
     ("chosen", "has_bf16", "said"), [("fp32", True, True), ("fp32", False, False), ("bf16", True, False)]
 )
-def test_a_gpu_is_faster_in_bf16_where_it_has_it(
+def test_a_gpu_with_bf16_is_faster_in_bf16(
     chosen: str, has_bf16: bool, said: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: has_bf16)
@@ -200,8 +200,8 @@ def test_a_gpu_is_faster_in_bf16_where_it_has_it(
 
 
 @pytest.mark.slow
-def test_a_run_keeps_what_auto_has_chosen(rates: dict[str, float], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A run keeps it on a machine where the other is faster."""
+def test_a_run_keeps_the_choice_of_auto(rates: dict[str, float], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A run keeps its precision on a machine where the other one is faster."""
     folder = tmp_path_factory.mktemp("auto")
     (folder / "data").mkdir()
     experiment = tiny_experiment(folder / "data", precision="auto", stop={"updates": 2})
@@ -219,7 +219,7 @@ def test_a_run_keeps_what_auto_has_chosen(rates: dict[str, float], tmp_path_fact
     assert "bf16" in (folder / "run" / "log.txt").read_text(encoding="utf-8")
 
 
-def test_nothing_is_trained_in_a_precision_that_was_not_chosen(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_training_needs_a_chosen_precision(tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.raises(ValueError, match="settle_precision"):
         autocast(CPU, "auto")
     experiment = tiny_experiment(tmp_path_factory.mktemp("settled"))

@@ -57,7 +57,7 @@ def test_a_layer_that_is_left_out_passes_on_its_input(choices: dict[str, Any]) -
     assert (len(pruned.encoder.layers), len(pruned.decoder.layers)) == (3, 2)
     memory = pruned.encode(SOURCE, MASK)
     expected = whole.encode(SOURCE, MASK)
-    # A memory for every remaining decoder layer.
+    # There is a memory for every remaining decoder layer.
     states = expected.states if len(expected.states) == 1 else [expected.states[1], expected.states[3]]
     for got, wanted in zip(memory.states, states, strict=True):
         torch.testing.assert_close(got, wanted, atol=1e-10, rtol=0)
@@ -79,7 +79,9 @@ def test_a_layer_that_is_left_out_passes_on_its_input(choices: dict[str, Any]) -
     ],
     ids=str,
 )
-def test_what_cannot_be_left_out_says_why(choices: dict[str, Any], text: str, key: str) -> None:
+def test_layers_that_cannot_be_left_out_are_refused_with_the_reason(
+    choices: dict[str, Any], text: str, key: str
+) -> None:
     config, left_out = small_config(5, 4, **choices), LeftOut.parse(text)
     assert f"model.{key}" in [problem.key for problem in unprunable(config, left_out)]
     with pytest.raises(ConfigError, match="cannot be left out"):

@@ -18,7 +18,7 @@ from ziggurat.model.roles import Role, assign_roles
 
 D_MODEL, HEADS, D_HEAD, EPSILON = 8, 2, 4, 1e-3
 KINDS = [("layer", False), ("rms", False), ("l2", False), ("none", True), ("layer", True), ("l2", True)]
-VALUES = [("none", False, "layer"), ("none", False, "rms"), ("rms", False, "rms")]  # the last one is HybridNorm's
+VALUES = [("none", False, "layer"), ("none", False, "rms"), ("rms", False, "rms")]  # the last one is that of HybridNorm
 
 
 def scaling(norm: Any, per_dimension: bool, length: int = 50, value_norm: Any = "none") -> QueryKeyScaling:
@@ -136,7 +136,7 @@ def test_size_of_queries_and_keys_does_not_matter(norm: str) -> None:
     torch.testing.assert_close(module.key(1000 * x), module.key(x), atol=1e-10, rtol=0)
 
 
-def test_with_l2_a_query_or_key_shorter_than_epsilon_is_divided_by_it() -> None:
+def test_with_l2_queries_and_keys_shorter_than_epsilon_are_divided_by_it() -> None:
     module, x = scaling("l2", False).double(), torch.full((1, 1, 1, D_HEAD), 0.1 * EPSILON, dtype=torch.float64)
     torch.testing.assert_close(module.key(x), x / EPSILON)
 

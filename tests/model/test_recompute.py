@@ -53,7 +53,7 @@ RANDOM: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a layer's inside costs as much as one input, four layers make segments of two."""
+    """If the inside of a layer takes as much memory as one input, four layers make segments of two."""
     monkeypatch.setattr(seq2seq, "_INSIDE", 1)
 
 
@@ -111,7 +111,7 @@ def test_runs_are_all_layers_in_their_order(layers: int, rule: Recompute) -> Non
     assert all(run.layers for run in found)
 
 
-def test_every_kth_layer_is_a_run_of_its_own() -> None:
+def test_every_kth_layer_starts_a_run() -> None:
     assert runs(5, None) == [LayerRange(range(5), False)]
     assert runs(2, 1) == [LayerRange(range(1), True), LayerRange(range(1, 2), True)]
     kept, again = (
@@ -122,10 +122,8 @@ def test_every_kth_layer_is_a_run_of_its_own() -> None:
     assert runs(2, 3) == [LayerRange(range(2), False)]
 
 
-def test_segments_keep_the_least_that_equal_runs_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory is the inputs of runs plus the inside of the longest: within 5 % of the best number of runs, and about
-    2 sqrt(16 L).
-    """
+def test_segments_keep_the_minimum_for_equal_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is the inputs of runs plus the inside of the longest: within 5 % of the optimum, about 2 sqrt(16 L)."""
     monkeypatch.undo()
 
     def kept(count: int, layers: int) -> int:
@@ -150,7 +148,7 @@ def test_gradients_are_the_same_bit_for_bit_in_every_composition(choices: dict[s
 
 
 def some_rules() -> list[Any]:
-    """Everything random is tested under every rule; the quick suite tries two rules, and all of them on one model."""
+    """Random parts are tested under every rule; the quick suite tries two rules, and all of them on one model."""
     cases = []
     for name, rule in product(RANDOM, RULES):
         quick = name == "layer drop" or rule in ((1, 1), ("segments", "segments"))
@@ -159,7 +157,7 @@ def some_rules() -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "rule"), some_rules())
-def test_what_is_random_is_drawn_again(name: str, rule: tuple[Recompute, Recompute]) -> None:
+def test_random_parts_are_drawn_again(name: str, rule: tuple[Recompute, Recompute]) -> None:
     model = small(**RANDOM[name])
     expected = gradients(model)
     assert_same(gradients(model, *rule), expected)
@@ -199,10 +197,10 @@ def test_the_same_with_compiled_layers(rule: tuple[Recompute, Recompute]) -> Non
         for layer in stack.layers:  # type: ignore[union-attr]
             layer.compile(dynamic=True, backend=keep)
     expected = gradients(model)
-    made = len(graphs)
-    assert made
+    graphs_before = len(graphs)
+    assert graphs_before
     assert_same(gradients(model, *rule), expected)
-    assert len(graphs) == made, "recomputing compiled something again"
+    assert len(graphs) == graphs_before, "recomputing compiled something again"
 
 
 def test_recomputed_layers_run_twice_in_training_and_once_elsewhere() -> None:
@@ -221,7 +219,7 @@ def test_recomputed_layers_run_twice_in_training_and_once_elsewhere() -> None:
         assert decoder == [2] * 4
 
 
-def test_evaluation_and_decoding_never_come_near_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_and_decoding_do_not_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seq2seq, "checkpoint", None)
     model = small()
     part = batches([4])[0]
@@ -244,7 +242,7 @@ def test_names_and_saved_tensors_are_those_of_the_plain_model() -> None:
 
 
 class _Alive(TorchDispatchMode):
-    """The bytes of tensors created within it that still exist, except views of `parameters`."""
+    """Context that counts the bytes of tensors created in it that still exist, except views of `parameters`."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         super().__init__()
@@ -281,7 +279,7 @@ def kept_by(layers: int, rule: Recompute) -> int:
 @pytest.mark.slow
 def test_less_is_kept_between_the_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    state = 8 * 16 * 8 * 4  # one [batch, source, d_model]
+    state = 8 * 16 * 8 * 4  # a tensor [batch, source, d_model]
     everything, every, half = (kept_by(12, rule) for rule in (None, 1, 2))
     assert everything > 12 * 12 * state
     assert every <= 16 * state  # the input of every layer, the stack's output, masks

@@ -100,8 +100,8 @@ def test_relative_attention_with_zero_tables_is_plain_attention(values: bool) ->
 
 
 @pytest.mark.parametrize("values", [False, True])
-def test_positions_beyond_the_clip_are_not_told_apart(values: bool) -> None:
-    """At position i and clip k all positions up to i - k may be permuted, but no two after that."""
+def test_positions_beyond_the_clip_are_not_distinguished(values: bool) -> None:
+    """For position i and clip k, all positions up to i - k may be permuted, but no two later ones."""
     module, x = relative(2, values), draw(1, 7, D_MODEL)
     swapped = x[:, [1, 0, 2, 3, 4, 5, 6]]
     same = torch.isclose(module(x, None), module(swapped, None), atol=1e-10, rtol=0).all(-1)[0]
@@ -112,7 +112,7 @@ def test_positions_beyond_the_clip_are_not_told_apart(values: bool) -> None:
 
 
 @pytest.mark.parametrize("values", [False, True])
-def test_a_clip_of_the_length_less_one_clips_nothing(values: bool) -> None:
+def test_a_clip_of_the_length_minus_one_clips_nothing(values: bool) -> None:
     tight, loose = relative(5, values), relative(8, values)
     with torch.no_grad():
         for (_, narrow), (_, wide) in zip(tight.named_parameters(), loose.named_parameters(), strict=True):
@@ -125,7 +125,7 @@ def test_a_clip_of_the_length_less_one_clips_nothing(values: bool) -> None:
 
 
 def test_heads_share_tables_of_2k_plus_1_rows() -> None:
-    """1,088 further parameters in a base layer with clip 8."""
+    """A base layer with clip 8 has 1,088 additional parameters."""
     plain = count(SelfAttention(512, 8, Dropout(0.0)))
     key_only = RelativeAttention(512, 8, Dropout(0.0), clip=8)
     assert key_only.key_table.shape == (17, 64)

@@ -77,7 +77,7 @@ def layer_of(
     number: int = 1,
     **options: object,
 ) -> nn.ModuleList:
-    """The Residuals of one layer, with every parameter redrawn, because initial ones and zeros would hide mistakes."""
+    """The Residuals of one layer with every parameter redrawn, because initial ones and zeros would hide mistakes."""
     shared = material(**options)
     kinds = nn.ModuleList(make(place(i, side, number), shared) for i in range(len(SIDES[side]))).double()
     generator = torch.Generator().manual_seed(number)
@@ -117,7 +117,7 @@ def lingvo_reference(x: Tensor, f: Branch, r: Residual, below: Tensor, at: Subla
 
 
 def b2t_reference(x: Tensor, f: Branch, r: Residual, below: Tensor, at: SublayerPosition) -> Tensor:
-    bypass = 0 if at.attention else below  # the feed-forward network is the last
+    bypass = 0 if at.attention else below  # the feed-forward network comes last
     return ln(x + drop(f(x)) + bypass, r.out_norm)
 
 
@@ -177,50 +177,50 @@ STARTS: dict[str, dict[str, float]] = {
     "layer_scale": {"branch": 0.1},
     "fixup": {"branch": 1.0},
 }
-"""STARTS are what a kind learns besides its norms, and its initial value in a decoder of 12 layers."""
+"""STARTS are the parameters of a kind besides its norms, with their initial values in a decoder of 12 layers."""
 ONE_PER_LAYER = {"rezero"}
-"""ONE_PER_LAYER are kinds whose sub-layers share what they learn with the others in their layer."""
+"""ONE_PER_LAYER are kinds whose parameters are shared by all sub-layers of a layer."""
 
 
 @pytest.mark.parametrize("kind", [kind for kind in get_args(ResidualKind) if kind not in STREAMS])
-def test_every_kind_has_its_formula_and_starts_as_it_says(kind: ResidualKind) -> None:
+def test_every_kind_has_a_formula_and_the_documented_start(kind: ResidualKind) -> None:
     make, shared = RESIDUAL[kind].make, material()
     formulas = [getattr(residual, name) for name in REFERENCES]
     assert make in formulas, f"residual `{kind}` has no formula: write it, with dropout, into REFERENCES ({HERE})"
-    made = [dict(make(place(i, "decoder"), shared).named_parameters(recurse=False)) for i in range(3)]
-    for learned in made:
+    per_position = [dict(make(place(i, "decoder"), shared).named_parameters(recurse=False)) for i in range(3)]
+    for learned in per_position:
         told = STARTS.get(kind, {})
         assert learned.keys() == told.keys(), f"residual `{kind}` learns {[*learned]}, not {[*told]}: STARTS ({HERE})"
         for name, values in learned.items():
             torch.testing.assert_close(values.detach(), torch.full(values.shape, told[name]))
-    own = {id(values) for learned in made for values in learned.values()}
-    expected = 1 if kind in ONE_PER_LAYER else sum(map(len, made))
+    own = {id(values) for learned in per_position for values in learned.values()}
+    expected = 1 if kind in ONE_PER_LAYER else sum(map(len, per_position))
     assert len(own) == expected, f"residual `{kind}` learns {len(own)} parameters per layer: ONE_PER_LAYER ({HERE})"
 
 
 @pytest.mark.parametrize("kind", get_args(ResidualKind))
 @pytest.mark.parametrize("decoder", [False, True])
-def test_the_row_of_a_kind_says_what_its_constants_depend_on(kind: ResidualKind, decoder: bool) -> None:
+def test_the_row_of_a_kind_states_what_its_constants_depend_on(kind: ResidualKind, decoder: bool) -> None:
     x, fx, below = stream(2, 3, 2) if kind in STREAMS else stream(2, 3), stream(2, 3), stream(2, 3) + 1
     shared = material(streams=2)
 
-    def made(layer: int, times: int = 1) -> list[Residual]:
+    def residuals_of(layer: int, times: int = 1) -> list[Residual]:
         places = [SublayerPosition(decoder, layer, i, 2, i == 0, times * N, times * M) for i in range(2)]
         return [RESIDUAL[kind].make(place, shared).double() for place in places]
 
     def results(residuals: list[Residual]) -> Tensor:
-        for one, like in zip(residuals, made(3), strict=True):
+        for one, like in zip(residuals, residuals_of(3), strict=True):
             one.load_state_dict(like.state_dict())
         return torch.cat([part.flatten() for r in residuals for part in (r.enter(x), r(x, fx, below))])
 
     def parameters(layer: int) -> list[list[str]]:
-        return [[*one.state_dict()] for one in made(layer)]
+        return [[*one.state_dict()] for one in residuals_of(layer)]
 
     facts = {
-        "depth_constants": not torch.equal(results(made(3)), results(made(3, times=2))),
-        "layer_constants": not torch.equal(results(made(3)), results(made(4))),
+        "depth_constants": not torch.equal(results(residuals_of(3)), results(residuals_of(3, times=2))),
+        "layer_constants": not torch.equal(results(residuals_of(3)), results(residuals_of(4))),
         "first_differs": parameters(1) != parameters(3),
-        "layer_input": any(residual.bypass for residual in made(3)),
+        "layer_input": any(residual.bypass for residual in residuals_of(3)),
     }
     for fact, true in facts.items():
         assert getattr(RESIDUALS[kind], fact) == true, (
@@ -245,7 +245,7 @@ def test_deepnorm_constants_of_60_12() -> None:
 
 
 @pytest.mark.parametrize(("update", "factor"), [(1, 0.01), (37, 0.37), (100, 1.0), (4000, 1.0)])
-def test_branch_norm_grows_its_branches_in_training_alone(update: int, factor: float) -> None:
+def test_branch_norm_grows_its_branches_only_in_training(update: int, factor: float) -> None:
     """LN(x + min(1, t / T) f(x)); in evaluation it is post-norm, and t is not saved with it."""
     kind = residual.branch_norm(place(0), material(branch_updates=100)).double()
     assert isinstance(kind, residual.BranchNorm)
@@ -421,7 +421,7 @@ def test_streams_are_mixed_by_a_doubly_stochastic_matrix(mixing: str) -> None:
     kind = layer_of(residual.manifold_hyper, streams=4, mixing=mixing)[0]
     _, mix = kind.writing(stream(2, 3, 4))  # type: ignore[operator]
     assert (mix >= 0).all()
-    # Twenty rounds end with the rows; if the logits differ by ten or more, the columns have not converged.
+    # Twenty rounds end with the rows; if logits differ by ten or more, the columns have not converged by then.
     for axis, near in ((-1, 1e-6), (-2, 1e-6 if mixing == "permutations" else 0.1)):
         torch.testing.assert_close(mix.sum(axis), torch.ones(2, 3, 4, dtype=mix.dtype), atol=near, rtol=0)
 
@@ -522,7 +522,7 @@ def test_stochastic_branches_are_dropped_with_their_probability(unit: Literal["b
     assert float(dropped.float().mean()) == pytest.approx(p, abs=4 * (p * (1 - p) / draws) ** 0.5)
 
 
-def test_stochastic_branch_adds_the_residual_and_is_the_identity_when_it_should() -> None:
+def test_stochastic_branches_add_the_residual_or_are_the_identity() -> None:
     fx, x = stream(4, 3).requires_grad_(), stream(4, 3) + 1
     for p, training in ((0.0, True), (0.9, False)):
         branch = StochasticBranch(Dropout(0.0), p, "sample").train(training)

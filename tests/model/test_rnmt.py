@@ -124,7 +124,7 @@ class Written:
 
 
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
-def test_the_model_is_that_of_rnmt_plus(variant: str) -> None:
+def test_the_model_is_rnmt_plus(variant: str) -> None:
     config = configured(**VARIANTS[variant])
     model = tiny(**VARIANTS[variant])
     source, mask, target = batch()
@@ -233,7 +233,7 @@ def test_initial_values() -> None:
     ("place", "expected"), [("residual", 7), ("attention", 1), ("embedding", 2), ("transparent", 0)]
 )
 def test_each_dropout_is_where_it_belongs(place: str, expected: int) -> None:
-    """Each option alone changes what training sees: all layers' outputs except that of the decoder's first."""
+    """Each option alone changes training: the outputs of all layers except the decoder's first."""
     none = dict.fromkeys(("residual", "attention", "embedding", "transparent"), 0.0)
     model = build_model(configured(memory="transparent", dropout={**none, place: 0.5}), V, V)
     source, mask, target = batch()
@@ -271,7 +271,7 @@ def test_training_learns_a_batch_by_heart() -> None:
     assert losses[-1] < 0.3
 
 
-def test_bf16_changes_little() -> None:
+def test_bf16_hardly_changes_the_loss() -> None:
     model, (one,) = tiny(memory="transparent").float(), batches([7])
     exact = float(batch_loss(model, one, LossConfig(), tokens=32, sentences=7).nll)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -301,7 +301,7 @@ def test_beams_find_better_translations_than_greedy_search(coverage: float) -> N
     assert all(wide >= narrow - 1e-12 for narrow, wide in zip(scores[0], scores[-1], strict=True))
 
 
-def test_what_does_not_fit_rnmt_is_refused_with_the_reason() -> None:
+def test_settings_that_do_not_fit_rnmt_are_refused_with_the_reason() -> None:
     for values, message in (
         ({"embedding": {"sharing": "all"}}, "embedding.sharing: none"),
         ({"embedding": {"positions": "sinusoidal"}}, "embedding.positions: none"),

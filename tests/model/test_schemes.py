@@ -41,11 +41,11 @@ def check_uniform(values: torch.Tensor, bound: float) -> None:
 def check_normal(values: torch.Tensor, std: float) -> None:
     assert values.std().item() == pytest.approx(std, rel=0.01)
     assert abs(values.mean().item()) < 0.02 * std
-    assert (values.abs() > 2 * std).double().mean().item() == pytest.approx(0.0455, abs=0.004)  # of a normal variable
+    assert (values.abs() > 2 * std).double().mean().item() == pytest.approx(0.0455, abs=0.004)  # for a normal variable
 
 
 @pytest.mark.parametrize("kind", INIT)
-def test_what_no_scheme_scales(kind: str) -> None:
+def test_parameters_that_no_scheme_scales(kind: str) -> None:
     config = {"kind": kind}
     for role in (Role.BIAS, Role.NORM_BIAS):
         assert bool((drawn(role, (IN,), config=config, layer=3) == 0).all())
@@ -147,8 +147,8 @@ def test_depth_scaled_is_the_plain_initialiser_shrunk_by_depth(exponent: float, 
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_the_initialisation_of_one_stack_is_of_its_layers_alone(side: str) -> None:
-    """DS-Init on one stack, compared with the plain initialiser; both draw the same numbers."""
+def test_the_initialisation_of_one_stack_affects_only_its_layers(side: str) -> None:
+    """DS-Init on one stack compared with the plain initialiser, which draws the same numbers."""
     layers = {"encoder": 9, "decoder": 4}[side]
     own = {"layers": layers, "init": {"kind": "depth_scaled", "exponent": 0.5}}
     plain, scaled = (model_slots(model({"kind": "xavier"}, **{side: m})) for m in ({"layers": layers}, own))
@@ -161,7 +161,7 @@ def test_the_initialisation_of_one_stack_is_of_its_layers_alone(side: str) -> No
     assert changed == set(range(1, layers + 1))
 
 
-def test_a_stack_of_its_own_takes_what_it_does_not_say_from_the_model() -> None:
+def test_a_stack_inherits_missing_settings_from_the_model() -> None:
     given = {"kind": "xavier", "qkv": "separate"}
     values = {"init": given, "encoder": {"init": {"kind": "depth_scaled", "alpha": 0.5}}, "decoder": {"init": None}}
     config = ModelConfig.model_validate(values)
@@ -171,10 +171,8 @@ def test_a_stack_of_its_own_takes_what_it_does_not_say_from_the_model() -> None:
     assert ModelConfig.model_validate(config.model_dump()) == config
 
 
-def test_the_rest_of_a_model_keeps_its_initialisation_next_to_that_of_a_stack() -> None:
-    """Embeddings follow `model.init`, even where layers have their own initialisation; all three draw the same
-    numbers.
-    """
+def test_the_rest_of_a_model_keeps_its_initialisation() -> None:
+    """Embeddings follow `model.init`, even if layers have another initialisation; all three draw the same numbers."""
     own = {"residual": "no_norm", "decoder": {"layers": 4, "init": {"kind": "xavier"}}}
     both, plain = (model_slots(model({"kind": kind}, residual="no_norm")) for kind in ("t_fixup", "xavier"))
     changed = 0
@@ -206,7 +204,7 @@ def test_deepnorm_of_60_and_12_layers_has_the_papers_beta() -> None:
         check_normal(values, beta * math.sqrt(2 / 2000))
 
 
-def test_deepnorm_goes_by_the_planned_depth() -> None:
+def test_deepnorm_uses_the_planned_depth() -> None:
     config = {"kind": "deepnorm"}
     grown = model(config, wiring={"planned_encoder_layers": 60})
     values = grown.get_parameter("encoder.layers.0.ffn.in_proj.weight")
@@ -252,7 +250,7 @@ def test_t_fixup_factors() -> None:
 
 @pytest.mark.parametrize("sharing", ["none", "decoder", "all"])
 def test_t_fixup_of_unequal_depths_scales_embeddings_by_the_stack_that_reads_them(sharing: str) -> None:
-    """Huang et al.'s code: the encoder scales its table, which may be shared; the decoder only one of its own."""
+    """Huang et al.'s code: the encoder scales its table, which may be shared; the decoder only an unshared one."""
     config = {"kind": "t_fixup"}
     values = {"d_model": 32, "heads": 2, "encoder": {"layers": 9}, "decoder": {"layers": 4}, "init": config}
     chosen = ModelConfig.model_validate(values | {"residual": "no_norm", "embedding": {"sharing": sharing}})
@@ -285,7 +283,7 @@ def test_fixup_factors(decoder: bool, merged: bool) -> None:
 
 
 def test_fixup_of_a_whole_model_starts_as_the_identity() -> None:
-    """Every branch is zero, so the decoder's states are its input; merged attention has the exponent 1/8."""
+    """Every branch is zero, so the decoder's states equal its input; merged attention has the exponent 1/8."""
     tiny = model({"kind": "fixup"}, residual="fixup", decoder={"layers": 4, "attention": "merged"}).eval()
     source, target = torch.tensor([[4, 5, 6]]), torch.tensor([[2, 7]])
     states = tiny(source, torch.ones(1, 3, dtype=torch.bool), target)

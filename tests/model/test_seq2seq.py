@@ -42,7 +42,7 @@ def test_every_source_token_reaches_every_output() -> None:
 @pytest.mark.parametrize(
     ("preset", "layers", "residual", "vocabulary", "sharing", "millions"),
     [
-        # Counts of published systems; if a paper rounds to millions, the exact value of its formula.
+        # Counts of published systems; where a paper rounds to millions, the exact value of its formula.
         ("base", (6, 6), "post", (32768, 32768), "all", 60.918 - 0.002),
         ("base", (6, 6), "pre", (44512, 44512), "all", 66.929),
         ("base", (60, 12), "post", (32768, 32768), "all", 256.37),
@@ -158,7 +158,7 @@ def test_the_seed_fixes_the_weights_and_leaves_the_global_generator_alone() -> N
 
 @pytest.mark.parametrize("place", ["residual", "attention", "activation", "embedding"])
 def test_each_dropout_is_where_it_belongs(place: str) -> None:
-    """Each option alone changes what training sees, on both stacks where it exists there, and nothing in evaluation."""
+    """Each option alone changes training, in each stack that has it, and nothing in evaluation."""
     none = dict.fromkeys(("residual", "attention", "activation", "embedding"), 0.0)
     model = build_model(small_config(1, 1, d_ff=16, dropout={**none, place: 0.5}), V, V)
     used = [name for name, module in model.named_modules() if isinstance(module, Dropout) and module.p > 0]

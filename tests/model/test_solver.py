@@ -62,7 +62,7 @@ def test_a_layer_is_a_step(solver: str, residual: str) -> None:
     torch.testing.assert_close(memory.of(0), last, atol=1e-10, rtol=1e-12)
 
 
-def test_only_the_gate_has_parameters_and_is_one_for_all_layers() -> None:
+def test_the_only_parameters_are_one_gate_shared_by_all_layers() -> None:
     plain, gated = (solver_model(solver) for solver in ("euler", "rk2_gated"))
     assert count_parameters(solver_model("rk4")) == count_parameters(plain)
     width = small_model({}).encoder_width
@@ -82,13 +82,13 @@ def test_only_the_gate_has_parameters_and_is_one_for_all_layers() -> None:
         ({"transfer": "base"}, "transfer"),
     ],
 )
-def test_what_a_layer_cannot_have_that_is_computed_several_times(choices: dict[str, Any], key: str) -> None:
+def test_options_that_a_repeatedly_computed_layer_cannot_have(choices: dict[str, Any], key: str) -> None:
     reason = refusal({**choices, "encoder.solver": "rk4"})
     assert reason is not None
     assert [problem.key.partition(":")[0] for problem in reason.problems] == [key]
 
 
-def test_a_stack_with_a_solver_grows_and_folds_not() -> None:
+def test_a_stack_with_a_solver_grows_but_does_not_fold() -> None:
     deep = small_model({"encoder.solver": "rk2_gated", "encoder.layers": 4})
     shallow = moved(build_model(at_depth(deep, 2), V, V, seed=1), 0.1)
     grown = build_model(deep, V, V, seed=2)

@@ -76,7 +76,7 @@ def test_steps_equal_whole_sequences(shifted: bool) -> None:
 
 
 def test_cells_are_kept_in_single_precision_under_autocast() -> None:
-    """A gate of sigmoid(8) = 0.9997 is 1 in bf16: the cell would take in nothing."""
+    """A gate of sigmoid(8) = 0.9997 is 1 in bf16, so the cell would take in nothing."""
     module = unit().float()
     with torch.no_grad():
         module.gate_proj.weight.zero_()
@@ -90,7 +90,7 @@ def test_cells_are_kept_in_single_precision_under_autocast() -> None:
 
 
 def test_sizes_and_roles() -> None:
-    """One map without a bias, one with: 2 d^2 + d."""
+    """One map without a bias and one with: 2 d^2 + d."""
     module = unit()
     assert count(module) == 2 * D_MODEL**2 + D_MODEL
     assert {slot.name: slot.role for slot in assign_roles(module)} == {

@@ -1,7 +1,7 @@
-"""Whole stacks of every residual kind compared with equations: inside a layer, before the first and after the last.
+"""Whole stacks of every residual kind compared with equations, from before the first layer to after the last.
 
 The references take attention, the feed-forward network (Fixup's is written out) and parameters from the model; how they
-are joined is written here, from the table in docs/depth.md.
+are joined is written out here, following the table in docs/depth.md.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def joined(
     input.
     """
     match kind:
-        case "post" | "branch_norm":  # the second factor is 1 unless an update has started
+        case "post" | "branch_norm":  # the second factor is 1 before the first update
             return ln(x + f(x), r.out_norm)
         case "b2t":
             return ln(x + f(x) if attention else x + f(x) + below, r.out_norm)
@@ -120,8 +120,8 @@ def joined(
             return x + f(x)
         case "hyper":
             h, (read, keep) = x.transpose(-1, -2), r.alpha.split([1, 2], dim=1)  # h [..., d, n]
-            made = f(ln((h @ read).squeeze(-1), r.in_norm))
-            return (h @ keep + made[..., None] * r.beta).transpose(-1, -2)
+            branch_output = f(ln((h @ read).squeeze(-1), r.in_norm))
+            return (h @ keep + branch_output[..., None] * r.beta).transpose(-1, -2)
         case "manifold_hyper":
             return manifold(x, f, r)
         case "siamese":
@@ -142,9 +142,7 @@ def joined(
 def gated(
     kind: str, x: Tensor, f: Callable[[Tensor], Tensor], r: Any, below: Tensor, gate: Any, **place: bool
 ) -> Tensor:
-    """Return the same with the layer's gate g (Chen et al. 2025): s - silu(g) s in place of the sum s, or of the
-    skip.
-    """
+    """Return the same with the layer's gate g (Chen et al. 2025): s - silu(g) s replaces the sum s, or the skip."""
     if gate is None:
         return joined(kind, x, f, r, below, **place)
     smaller = 1 - gate * torch.sigmoid(gate)
@@ -164,9 +162,9 @@ def manifold(x: Tensor, f: Callable[[Tensor], Tensor], r: Any) -> Tensor:
     for _ in range(20):
         mix = mix / mix.sum(-2, keepdim=True)
         mix = mix / mix.sum(-1, keepdim=True)
-    made = f(ln((read[..., None] * x).sum(-2), r.in_norm))
+    branch_output = f(ln((read[..., None] * x).sum(-2), r.in_norm))
     streams = [mix[..., i, 0, None] * x[..., 0, :] + mix[..., i, 1, None] * x[..., 1, :] for i in range(2)]
-    return torch.stack([stream + write[..., i, None] * made for i, stream in enumerate(streams)], -2)
+    return torch.stack([stream + write[..., i, None] * branch_output for i, stream in enumerate(streams)], -2)
 
 
 def encoder_layer(kind: str, layer: Any) -> Callable[[Tensor], Tensor]:
@@ -199,7 +197,7 @@ def layers_of(kind: str, model: Any, memory: Tensor | None = None) -> list[Calla
 
 
 def plain(kind: str, model: Any, memory: Tensor | None = None) -> list[Tensor]:
-    """Return the stream before the first layer and after each, of the encoder or, with `memory`, of the decoder."""
+    """Return the stream before the first layer and after each layer, of the encoder or (given `memory`) the decoder."""
     stack = model.encoder if memory is None else model.decoder
     x = model.source_embedding(SOURCE) if memory is None else model.target_embedding(TARGET)
     outputs = [opened(kind, x, stack)]
@@ -213,7 +211,7 @@ def assert_same(got: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_encoder_is_its_equations(kind: str) -> None:
+def test_an_encoder_follows_its_equations(kind: str) -> None:
     model = built(kind)
     outputs: list[Tensor] = []
     memory = model.encode(SOURCE, MASK, outputs)
@@ -224,7 +222,7 @@ def test_an_encoder_is_its_equations(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_decoder_is_its_equations(kind: str) -> None:
+def test_a_decoder_follows_its_equations(kind: str) -> None:
     model = built(kind)
     memory = model.encode(SOURCE, MASK)
     expected = closed(kind, plain(kind, model, memory.of(0))[-1], model.decoder, decoder=True)
@@ -259,19 +257,19 @@ def test_kinds_may_differ_by_ranges_of_layers(lower: str, above: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "said"),
+    ("parts", "message"),
     [
         ([{"layers": 3, "residual": "post"}], "leaving none of the 3 above"),
         ([{"layers": 1, "residual": "siamese"}], "`siamese` cannot be mixed with other kinds: it has several streams"),
     ],
 )
-def test_ranges_that_fit_no_stack_are_refused(parts: list[dict[str, Any]], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_ranges_that_fit_no_stack_are_refused(parts: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         built("pre", encoder__ranges=parts)
 
 
 def test_sub_ln_has_a_norm_before_the_last_map_of_attention_and_feed_forward_networks() -> None:
-    """This excludes attention to the memory (Wang et al. 2022, section 3.2)."""
+    """Attention to the memory has none (Wang et al. 2022, section 3.2)."""
     model = built("sub_ln")
     layer: Any = model.encoder.layers[1]
     x = model.source_embedding(SOURCE)
@@ -318,13 +316,13 @@ def test_a_stack_without_residuals_ends_as_its_host_does(host: str, side: str) -
     memory = model.encode(SOURCE, MASK)
     decoder = side == "decoder"
     last = plain("none", model, memory.of(0) if decoder else None)[-1]
-    end = "none" if host in STREAMS else host  # the host's norm, but there is only one stream
+    end = "none" if host in STREAMS else host  # the host's norm; there is only one stream
     got = model.decode(TARGET, memory) if decoder else memory.of(0)
     assert_same(got, closed(end, last, getattr(model, side), decoder=decoder))
 
 
 def combined(norm_at: str, kind: str, model: Any, memory: Tensor | None = None) -> Tensor:
-    """Return the output of a stack with `dlcl` (Wang et al. 2019): layer l + 1 reads G_l, the stack ends with G_L.
+    """Return the output of a stack with `dlcl` (Wang et al. 2019): layer l + 1 reads G_l, and the stack ends with G_L.
 
     G_l is sum_k W[l, k] LN_k(y_k) (sources) or LN_l(sum_k W[l, k] y_k) (consumers), without LN_0, or has no norm.
     """
@@ -355,11 +353,11 @@ def test_combinations_of_layers_normalise_where_the_residual_kind_does(kind: str
     assert_same(model.decode(TARGET, memory), combined(norm_at, kind, model, memory.of(0)))
 
 
-def test_every_kind_says_where_combinations_normalise() -> None:
+def test_every_kind_states_where_combinations_normalise() -> None:
     assert not set(KINDS) ^ (CONSUMERS | SOURCES | {"rezero", "no_norm", "fixup", "keel"})
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "siamese"])  # which is refused
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "siamese"])  # `siamese` is refused
 def test_a_transparent_memory_mixes_the_layers_and_nothing_ends_the_encoder(kind: str) -> None:
     model = built(kind, memory="transparent")
     assert model.encoder.final_norm is None

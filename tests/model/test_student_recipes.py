@@ -15,7 +15,7 @@ STUDENTS = [name for name in plain_recipe_names() if name.startswith("student-")
 
 
 @pytest.mark.parametrize("name", STUDENTS)
-def test_a_student_is_what_its_summary_says(name: str) -> None:
+def test_a_student_matches_its_summary(name: str) -> None:
     experiment, summary = load_named(name), recipe_summary(name)
     model, size = experiment.model, experiment.data.subword.vocabulary_size
     with torch.device("meta"):

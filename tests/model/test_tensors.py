@@ -20,7 +20,7 @@ from ziggurat.system.staging import building
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8)
 
 
-def test_the_bytes_are_those_of_the_library(tmp_path: Path) -> None:
+def test_the_bytes_equal_those_of_the_library(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(1)
     tensors = {name: torch.randn(shape, generator=generator) for name, shape in (("b", (3, 5)), ("ä", ()), ("a", (7,)))}
     tensors["z"] = torch.arange(6).reshape(2, 3)  # wider elements come first
@@ -34,7 +34,7 @@ def test_the_bytes_are_those_of_the_library(tmp_path: Path) -> None:
 
 
 def test_a_folder_whose_name_is_not_utf8_is_refused_before_it_is_filled(tmp_path: Path) -> None:
-    """It must not be called damaged: a run would set its checkpoints aside, each as intact as the previous one."""
+    """Such a folder must not count as damaged: a run would set aside all its checkpoints, although they are intact."""
     folder = tmp_path / "\udcff"  # the byte FF
     try:
         folder.mkdir()
@@ -84,10 +84,10 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("read", [read_tensors, read_shapes, import_huggingface._safetensors])
 def test_too_many_open_files_are_reported_for_every_opener(read: Callable[[Path], Any], tmp_path: Path) -> None:
-    """The library opens the file, and then PyTorch does again, with its own error message."""
+    """The library opens the file, then PyTorch opens it again, with its own error message."""
     path = tmp_path / "x.safetensors"
     write_tensors(path, {"a": torch.ones(3)})
-    read(path)  # files that it opened for imports are closed again
+    read(path)  # files that were opened for imports are closed again
     before, seen = resource.getrlimit(resource.RLIMIT_NOFILE), set()
     for spare in range(5):
         taken = {int(name) for name in os.listdir("/proc/self/fd")}
@@ -103,8 +103,8 @@ def test_too_many_open_files_are_reported_for_every_opener(read: Callable[[Path]
 
 
 @pytest.mark.parametrize(
-    "said", ["unable to mmap 12 bytes from file <x>: Input/output error (5)", "out of memory (12)"]
+    "message", ["unable to mmap 12 bytes from file <x>: Input/output error (5)", "out of memory (12)"]
 )
-def test_other_words_stay_what_they_are(said: str) -> None:
-    with pytest.raises(OSError if said.startswith("unable") else RuntimeError), system_errors():
-        raise RuntimeError(said)
+def test_other_errors_are_unchanged(message: str) -> None:
+    with pytest.raises(OSError if message.startswith("unable") else RuntimeError), system_errors():
+        raise RuntimeError(message)

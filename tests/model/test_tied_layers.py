@@ -39,9 +39,7 @@ def output(model: Seq2Seq) -> Tensor:
 
 
 def written_out(model: Seq2Seq, choices: dict[str, Any]) -> Seq2Seq:
-    """Return the model with the same weights but without ties: the reference, in which equal layers are just
-    repeated.
-    """
+    """Return the model with the same weights but without ties: the reference, in which equal layers are repeated."""
     config, tensors = untied(small_model({**LOOP, **choices}), weights(model))
     plain = build_model(config, V, V).double().eval()
     load_weights(plain, tensors, "untied")
@@ -78,7 +76,7 @@ def test_tied_layers_are_one_function_with_the_gradients_of_all_uses(choices: di
         torch.testing.assert_close(parameter.grad, expected, atol=1e-10, rtol=1e-9, msg=name)
 
 
-def test_the_orders_of_takase_and_kiyono_are_lists() -> None:
+def test_the_orders_of_takase_and_kiyono() -> None:
     """Figure 1 of their paper, for 6 layers of 3: sequence, cycle, cycle (rev), as in their code; and one for all."""
     orders = {
         (1, 1, 2, 2, 3, 3): [0, 0, 2, 2, 4, 4],
@@ -101,7 +99,7 @@ def test_the_orders_of_takase_and_kiyono_are_lists() -> None:
     ],
     ids=str,
 )
-def test_layers_that_are_built_otherwise_are_not_tied(choices: dict[str, Any]) -> None:
+def test_layers_that_are_built_differently_are_not_tied(choices: dict[str, Any]) -> None:
     reason = refusal({**choices, "encoder.tied_layers": [1]})
     assert reason is not None
     assert reason.problems[0].key == "encoder.tied_layers"
@@ -164,7 +162,7 @@ def test_a_round_of_a_loop_is_left_out() -> None:
     torch.testing.assert_close(output(pruned), output(tied), atol=0, rtol=0)
 
 
-def test_folding_writes_tied_layers_out() -> None:
+def test_folding_unties_layers() -> None:
     config = small_model({**LOOP, "residual": "layer_scale", "encoder.layers": 6})
     tied = model_of(residual="layer_scale")
     plain_config, tensors = fold(config, weights(tied))

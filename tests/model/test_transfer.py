@@ -56,7 +56,7 @@ def trained(config: ModelConfig, rate: float, updates: int, **options: Any) -> S
 
 @pytest.mark.parametrize("moments", ["fp32", "bf16"])
 def test_at_the_size_of_the_base_nothing_changes(moments: str) -> None:
-    # Rounding of bf16 moments depends on the names of parameters, one of which is new, and shows from update 2 on.
+    # The rounding of bf16 moments depends on the names of parameters, one of which is new; it shows from update 2 on.
     updates = 3 if moments == "fp32" else 1
     plain, based = (trained(config_of(32, 2, 2, **base), 1e-3, updates, moments=moments) for base in ({}, BASE))
     one, other = dict(plain.named_parameters()), dict(based.named_parameters())
@@ -66,7 +66,7 @@ def test_at_the_size_of_the_base_nothing_changes(moments: str) -> None:
 
 
 @pytest.mark.parametrize("exponent", [1.0, 0.5])
-def test_factors_are_those_of_the_table(exponent: float) -> None:
+def test_factors_match_the_table(exponent: float) -> None:
     """m_N = 4, m_L = 3 in the encoder and 2 in the decoder."""
     config = config_of(128, 6, 4, **BASE, exponent=exponent)
     model = build_model(config, VOCABULARY, VOCABULARY)
@@ -119,8 +119,8 @@ def spreads(experiment: Experiment, sizes: list[Size]) -> list[float]:
 def test_the_first_updates_change_models_of_every_size_alike(experiment: Experiment, axis: str, history: str) -> None:
     """The coordinate check: with a base, changes stay the same size; without, they grow by a factor of three or more.
 
-    Logits fall slightly with the width: part of them is a sum over channels that happen to agree initially, and that
-    part scales with 1/sqrt(width).
+    Logits fall slightly with the width: part of them is a sum over channels that agree by chance initially, which
+    scales with 1/sqrt(width).
     """
     stacks = {stack: {"history": history} for stack in ("encoder", "decoder")}
     plain = change_section(experiment, {"model": stacks}, "")
@@ -133,7 +133,7 @@ def test_the_first_updates_change_models_of_every_size_alike(experiment: Experim
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"residual": "post"}, "not worked out for `residual: post`"),
         ({"init": {"kind": "depth_scaled"}}, "not worked out for `init.kind: depth_scaled`"),
@@ -146,8 +146,8 @@ def test_the_first_updates_change_models_of_every_size_alike(experiment: Experim
         ({"decoder": {"history": "attention_residuals"}}, "not worked out for `decoder.history: attention_residuals"),
     ],
 )
-def test_what_it_is_not_worked_out_for_is_refused(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_unsupported_models_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         small_config(2, 2, transfer=BASE, **change)
 
 
@@ -155,10 +155,10 @@ def test_a_base_whose_heads_cannot_be_as_wide_is_refused() -> None:
     with pytest.raises(ValueError, match=r"`transfer.width` \(24\): no base with 16 channels per head"):
         config_of(32, 2, 2, **{**BASE, "width": 24})
     with pytest.raises(ValueError, match=r"`d_model` \(8\) is not a multiple of `heads` \(16\)"):
-        small_config(2, 2, heads=16, transfer=BASE)  # no channel per head: nothing to divide by
+        small_config(2, 2, heads=16, transfer=BASE)  # no channel per head, so nothing to divide by
 
 
-def test_a_schedule_that_goes_by_the_width_itself_is_refused() -> None:
+def test_a_schedule_that_depends_on_the_width_is_refused() -> None:
     data = {"source_language": "de", "target_language": "en", "store": "s", "train": [{"source": "a", "target": "b"}]}
     content = {"data": data, "model": {"d_model": 64, "heads": 4, "transfer": {**BASE, "width": 32}}}
     schedule = {"kind": "noam", "factor": 2.0, "warmup_updates": 50}

@@ -106,7 +106,7 @@ def test_learned_shares_start_as_half() -> None:
 
 
 def test_with_equal_values_in_all_layers_nothing_changes() -> None:
-    """Layers that give the same values at any depth: their mean with the first one's is unchanged."""
+    """If layers have the same values at every depth, mixing in the first layer's values changes nothing."""
     plain = randomised(RelativeAttention(D, HEADS, Dropout(0.0), clip=2))
     other = RelativeAttention(D, HEADS, Dropout(0.0), clip=2, residual=ValueResidual("half", first=False)).double()
     other.load_state_dict(plain.state_dict())

@@ -17,8 +17,7 @@ TABLE = {
     "ds_init": (1.10, 1.10, 1.13, 1.15, 1.11),
 }
 AS_WRITTEN = (1.07, 1.05, 1.09, 1.05, 1.05)
-"""AS_WRITTEN is the simulated result of bounds with l^-1/2; the published figures (Zhang et al. 2019) are those of
-l^-1/4.
+"""AS_WRITTEN is the simulated result for bounds with l^-1/2, as in the text; the published figures fit l^-1/4.
 """
 
 

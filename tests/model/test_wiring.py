@@ -1,4 +1,4 @@
-"""Every option of attention, combination, wiring and dropout reaches the modules that it names, in both stacks."""
+"""Every option of attention, combination, wiring and dropout reaches the modules that it is about, in both stacks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.transformer import SourceView
 from ziggurat.train.objective import as_trained
 
-WIDTH, INNER, HEADS, LAYERS = 16, 24, 2, 3  # of tests.composition
+WIDTH, INNER, HEADS, LAYERS = 16, 24, 2, 3  # as in tests.composition
 STILL = {f"dropout.{place}": 0.0 for place in ("residual", "attention", "activation", "embedding")}
 
 
@@ -32,7 +32,7 @@ def built(choices: dict[str, Any]) -> Seq2Seq:
 
 
 def found(model: nn.Module, pattern: str) -> list[Any]:
-    """Return all modules, parameters, buffers and attributes at dotted paths, in which `*` is any layer."""
+    """Return all modules, parameters, buffers and attributes at dotted paths, in which `*` stands for any layer."""
     at: list[Any] = [model]
     for name in pattern.split("."):
         at = [x for module in at for x in (module if name == "*" else [getattr(module, name)])]
@@ -63,7 +63,7 @@ BLOCKS = {"encoder.history": "blocks", "decoder.history": "blocks"}
 SELF_AND_CROSS = ("encoder.layers.*.self_attn", "decoder.layers.*.self_attn", "decoder.layers.*.cross_attn")
 FACTORS = {n: pytest.approx(math.log2(n**2 - n), rel=1e-6) for n in (100, 7)}
 
-# Choices that host the option; the option; what is read, where and how; its values -> what is expected.
+# Base choices; the option; which attribute is read, where and how; the option's values -> expected attributes.
 TABLE: list[tuple[dict[str, Any], str, str, Read, dict[Any, Any]]] = [
     (AAN, "attention.average_gate", "decoder.layers.*.self_attn.gate_proj", exists, {True: True, False: False}),
     (GATED, "attention.average_gate", "decoder.layers.*.merged_attn.own.gate_proj", exists, {True: True, False: False}),
@@ -295,7 +295,7 @@ TABLE: list[tuple[dict[str, Any], str, str, Read, dict[Any, Any]]] = [
         for value, expected in values.items()
     ],
 )
-def test_the_option_is_what_the_modules_have(
+def test_the_option_reaches_the_modules(
     host: dict[str, Any], option: str, path: str, read: Read, value: Any, expected: Any
 ) -> None:
     at = found(built({**host, option: value}), path)
@@ -330,7 +330,7 @@ HOMES = {
     ],
     ids=str,
 )
-def test_each_dropout_is_in_its_own_places_and_no_others(
+def test_each_dropout_is_only_in_its_own_places(
     choices: dict[str, Any], attentions: int, networks: int, sublayer: float, exact: bool
 ) -> None:
     options = {f"dropout.{place}": p for place, p in PLACES.items()} | {"dropout.sublayer": sublayer}
@@ -350,7 +350,7 @@ def test_each_dropout_is_in_its_own_places_and_no_others(
 
 
 @pytest.mark.parametrize("kind", [k for k, facts in HISTORIES.items() if "combination.dropout" in facts.options])
-def test_dropout_of_combinations_acts_on_them_alone(kind: str) -> None:
+def test_dropout_of_combinations_acts_only_on_them(kind: str) -> None:
     choices = {"encoder.history": kind, "decoder.history": kind, "combination.dropout": 0.5, **STILL}
     model = built(choices).train()
     assert {m.p for n, m in model.named_modules() if isinstance(m, Dropout) and ".history." not in n} == {0.0}
@@ -422,7 +422,7 @@ def skipping(side: str, p: float, **more: Any) -> Seq2Seq:
 
 
 def computed(model: Seq2Seq, side: str, runs: int = RUNS) -> list[list[tuple[Tensor, Tensor]]]:
-    """Return each layer's input and output, once for each run in which it was called."""
+    """Return each layer's input and output for each run in which it was called."""
     calls: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(DEPTH)]
     for number, layer in enumerate(found(model, f"{side}.layers.*")):
         layer.register_forward_hook(lambda _, args, y, into=calls[number]: into.append((args[0], y)))
@@ -446,12 +446,12 @@ def test_layer_drop_skips_every_layer_with_its_probability(side: str, p: float) 
     assert all(len(calls) == 3 for calls in computed(skipping(side, 0.0), side, 3))
 
 
-def test_layer_drop_is_of_its_own_stack() -> None:
+def test_layer_drop_affects_only_its_stack() -> None:
     model = built({"encoder.layer_drop": 0.3, "decoder.layer_drop": 0.6})
     assert (model.encoder.layer_drop, model.decoder.layer_drop) == (0.3, 0.6)
 
 
-def test_layer_drop_leaves_the_layers_that_are_not_skipped_as_they_are() -> None:
+def test_layer_drop_does_not_change_layers_that_are_not_skipped() -> None:
     """Nothing is rescaled: a kept layer returns the same as in evaluation, a skipped one its input."""
     model = skipping("encoder", 0.5)
     layers = found(model, "encoder.layers.*")
@@ -499,7 +499,7 @@ def test_layer_drop_with_combined_sublayers_skips_whole_layers() -> None:
     ],
     ids=lambda choices: "-".join(map(str, choices.values())),
 )
-def test_planned_depths_mean_something_where_they_change_a_model(choices: dict[str, Any]) -> None:
+def test_planned_depths_have_an_effect_where_they_change_a_model(choices: dict[str, Any]) -> None:
     """Return its initial values, or what it computes with them."""
     sized = [{**choices, "encoder.layers": 2, "wiring.planned_encoder_layers": planned} for planned in (None, 30)]
     values = []

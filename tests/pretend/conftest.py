@@ -1,4 +1,4 @@
-"""The pretend accelerator, present only for the tests in this folder, and the models that they translate with."""
+"""The pretend accelerator, present only for the tests in this folder, and the models with which they translate."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def runs(run: Path, tiny_folder: Path) -> tuple[Path, Path]:
 
 
 def waits_of(counts: Counts) -> tuple[int, int]:
-    """Return how often a search waited for the results of a step, and how often for anything but copies besides."""
+    """Return how often a search waited for the results of a step, and how often for anything else except copies."""
     steps = sum(n for place, n in counts.waits.items() if "hypotheses.py" in place)
     return steps, (counts.waits - counts.to_device).total() - steps
 

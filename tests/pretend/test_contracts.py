@@ -36,7 +36,7 @@ SCALING = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
 def updated(
     config: ModelConfig, loss: LossConfig, *, double: bool = False, precision: str = "fp32", updates: int = 1
 ) -> tuple[Seq2Seq, Counts]:
-    """Return a model after `updates`, and the counts of the last; in the first, optimisers create their state."""
+    """Return a model after `updates`, and the counts of the last one; the first creates the optimisers' state."""
     built = build_model(config, VOCABULARY, VOCABULARY, seed=5)
     built = (built.double() if double else built).to(NAME)
     built.train()
@@ -49,7 +49,7 @@ def updated(
 
 
 def quick() -> list[dict[str, Any]]:
-    """Return a few of the pairs, with each kind of attention, history, memory and positions among them."""
+    """Return a few of the pairs that together have every kind of attention, history, memory and positions."""
     axes = [f"{stack}.{part}" for stack in ("encoder", "decoder") for part in ("attention", "history")]
     axes += ["memory", "embedding.positions"]
     left = {(axis, case[axis]) for case in PAIRS for axis in axes}
@@ -91,7 +91,7 @@ PRECISIONS = ("fp32", "bf16")
 
 
 def documented() -> dict[str, list[int]]:
-    """Return the table of launches: by kind those of an encoder's layer and of a decoder's, in fp32 and in bf16."""
+    """Return the table of launches by kind: those of an encoder layer and of a decoder layer, in fp32 and in bf16."""
     lines = [line for line in SCALING.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {name: [int(cell) for cell in cells] for name, *cells in rows if name in KINDS}
@@ -104,7 +104,7 @@ def documented() -> dict[str, list[int]]:
         for case in product(KINDS, PRECISIONS)
     ],
 )
-def test_a_further_layer_launches_what_is_documented(kind: str, precision: str) -> None:
+def test_each_further_layer_launches_the_documented_number_of_operators(kind: str, precision: str) -> None:
     def launches(encoder: int, decoder: int) -> int:
         dropout = {"dropout": {"attention": 0.1, "activation": 0.1, "residual": 0.1}}
         config = small_config(encoder, decoder, **merged(KINDS[kind], dropout))
@@ -156,7 +156,7 @@ def test_a_table_of_positions_grows_on_the_device_and_stays_there(
     ],
     ids=str,
 )
-def test_a_search_finds_the_same_and_waits_once_a_step(options: dict[str, Any], run: Path) -> None:
+def test_a_search_finds_the_same_and_waits_once_per_step(options: dict[str, Any], run: Path) -> None:
     expected = opened("cpu", run).translate(LINES, **options)
     translator = opened(NAME, run)
     with counted() as counts:
@@ -165,4 +165,4 @@ def test_a_search_finds_the_same_and_waits_once_a_step(options: dict[str, Any], 
     steps, others = waits_of(counts)
     assert steps > 5
     assert others <= 1  # for the lengths of the one batch
-    assert max(counts.to_device.values()) <= 2  # where sentences enter or leave, none at each step
+    assert max(counts.to_device.values()) <= 2  # only where sentences enter or leave, not at each step

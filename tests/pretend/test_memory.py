@@ -28,7 +28,7 @@ WIDTHS = ["model.d_model=32", "model.d_ff=96"]
 
 
 def counted_peak(config: Experiment) -> int:
-    """Return the peak of bytes on the pretend accelerator in the second update."""
+    """Return the peak memory, in bytes, of the pretend accelerator in the second update."""
     before = memory()
     training, rng = config.training, np.random.default_rng(1)
     model = build_model(config.model, V, V)
@@ -90,7 +90,7 @@ QUICK = list(CONFIGS)[:2]
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CONFIGS])
-def test_memory_is_what_is_counted(name: str) -> None:
+def test_calculated_memory_equals_counted_memory(name: str) -> None:
     update = simulate_update(CONFIGS[name], (V, V), SHAPE, torch.device("cpu"), stands_in=True)
     peak = counted_peak(CONFIGS[name])
     print(f"{name}: {peak:,} bytes counted, {update.peak:,} estimated, {update.peak / peak:.3f}")

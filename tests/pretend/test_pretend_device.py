@@ -48,7 +48,7 @@ def test_two_devices_do_not_mix(mix: Callable[[], Tensor]) -> None:
         mix()
 
 
-def test_what_needs_the_host_is_refused() -> None:
+def test_operations_that_need_the_host_are_refused() -> None:
     with pytest.raises(TypeError, match="numpy"):
         there(3).numpy()
     with pytest.raises(TypeError, match="numpy"):
@@ -194,7 +194,7 @@ def test_tied_weights_stay_tied_where_a_model_moves() -> None:
     assert len(list(both.parameters())) == 3
 
 
-def test_the_package_takes_it_for_a_gpu_only_while_it_is_there() -> None:
+def test_the_package_takes_it_for_a_gpu_only_while_it_is_present() -> None:
     here, cpu = default_device(), torch.device("cpu")
     assert here.type == NAME
     assert has_bf16(here)

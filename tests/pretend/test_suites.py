@@ -1,4 +1,4 @@
-"""Folders of the suite pass on the pretend accelerator, too, which `auto` chooses there."""
+"""Folders of the suite also pass on the pretend accelerator, which `auto` chooses there."""
 
 from __future__ import annotations
 

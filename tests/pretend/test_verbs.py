@@ -41,7 +41,7 @@ def ensemble(members: int, request: pytest.FixtureRequest) -> tuple[Path, ...]:
 
 
 def assert_near(one: Any, other: Any) -> None:
-    """Assert that two nested results agree, up to rounding of the numbers."""
+    """Assert that two nested results agree up to rounding."""
     if isinstance(one, dict):
         assert one.keys() == other.keys()
         one, other = list(one.values()), list(other.values())
@@ -114,8 +114,8 @@ def test_shortlists_allow_the_same(members: int) -> None:
     for model in MODELS:
         model.to("cpu")
     assert found[0] == found[1]
-    assert waits_of(counts)[1] == 2 * members  # when they enter: their lengths, and the number of columns
-    assert all(place.endswith("copy") for place in counts.to_device)  # and no index that PyTorch copies
+    assert waits_of(counts)[1] == 2 * members  # for their lengths, and for the number of columns
+    assert all(place.endswith("copy") for place in counts.to_device)  # and no index for PyTorch to copy
 
 
 DECODERS: dict[str, dict[str, Any]] = {

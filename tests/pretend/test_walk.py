@@ -43,12 +43,12 @@ def test_a_run_trains_validates_and_resumes_to_the_same_bits(tiny_folder: Path, 
     with counted() as counts:
         train(whole, experiment_of(tiny_folder, SHALLOW, **SETTINGS), console=QUIET)
     assert len(records(whole, "validation")) == 1
-    assert counts.operators["attention_backward"] > 0  # so attention did run on the device
+    assert counts.operators["attention_backward"] > 0  # so attention ran on the device
     short = {"stop": {"updates": 1}, "validation": {"decode": False}, "checkpoint": {}}
     train(cut, experiment_of(tiny_folder, SHALLOW, **{**SETTINGS, **short}), console=QUIET)
     train(cut, experiment_of(tiny_folder, SHALLOW, **SETTINGS), resume=True, console=QUIET)
     assert final_bytes(cut, 2) == final_bytes(whole, 2)
-    # Written by one device, read by another.
+    # Written with one device, read with another.
     assert {t.device.type for t in load_checkpoint(cut / "last").optimiser.values()} == {"cpu"}
     assert translated(whole, "cpu") == translated(whole, NAME)
 
@@ -119,16 +119,16 @@ def test_low_rank_updates_train_and_open(run: Path, tiny_folder: Path, tmp_path:
     assert translated(tmp_path / "run", NAME) == translated(tmp_path / "run", "cpu")
 
 
-def test_depth_is_diagnosed_without_a_wait_in_each_layer(tiny_folder: Path, tmp_path: Path) -> None:
+def test_diagnosing_depth_does_not_wait_in_each_layer(tiny_folder: Path, tmp_path: Path) -> None:
     experiment = tiny_experiment(tiny_folder, device=NAME)
     with counted() as counts:
         trial = run_trial(experiment, Store.open(experiment.data.store), 5.0, TrialOptions(updates=2), lambda _: None)
     assert trial.failed is None
-    # A line waits once for each kind of sub-layer, of which there are five, in either measure, and not in each layer.
+    # A line waits once per kind of sub-layer (five) and measure (two), and not in each layer.
     assert max((counts.waits - counts.to_device).values()) <= 10
 
 
-@pytest.mark.slow  # its parts are in test_verbs.py
+@pytest.mark.slow  # test_verbs.py tests the parts
 def test_a_shortlist_is_read(run: Path, tiny_folder: Path, tmp_path: Path) -> None:
     table, store = tmp_path / "list", Store.open(experiment_of(tiny_folder).data.store)
     write_shortlist(table, estimate_shortlist(store, best=8, frequent=8))

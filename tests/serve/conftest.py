@@ -1,4 +1,4 @@
-"""Tiny untrained models in two directions and to a third language, and a server over them."""
+"""Tiny untrained models in two directions and into a third language, and a server with them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_model(folder: Path, vocabularies: Path, source: str, target: str, seed: int) -> None:
-    """Write the directory of a model between two languages."""
+    """Write a model directory for two languages."""
     experiment = Experiment.model_validate(
         {
             "data": {"source_language": source, "target_language": target, "store": str(folder / "none")},
@@ -64,7 +64,7 @@ Exported = Callable[[str, str], Path]
 
 @pytest.fixture(scope="session")
 def exported(folders: dict[tuple[str, str], Path], tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """CTranslate2 folders of the models, made on first use, because that takes seconds."""
+    """CTranslate2 folders of the models, exported on first use, because that takes seconds."""
     base = tmp_path_factory.mktemp("exported")
     (text := base / "text").write_text(f"{SENTENCES[0]}\n", encoding="utf-8")
 
@@ -82,7 +82,7 @@ Serve = Callable[..., TestClient]
 
 @pytest.fixture
 def serve(folders: dict[tuple[str, str], Path]) -> Iterator[Serve]:
-    """Open a server over the models with these settings."""
+    """Open a server with the models and these settings."""
     opened: list[TestClient] = []
 
     def start(**settings: Any) -> TestClient:

@@ -58,7 +58,7 @@ class FakeServer:
 
     Attributes:
         address: where it is.
-        asked: JSON of the requested translations; the form of documents.
+        asked: JSON of the requested translations, or the form of documents.
         failures: answers to the next requests for translations: status, message and headers.
         document_failures: the same for documents.
         start_failures: the same for settings.
@@ -67,7 +67,7 @@ class FakeServer:
         called_off: requests whose client left before they were answered.
         documents: finished sentences of each; it has three.
         gate: documents proceed while it is set.
-        exported: its models refuse to give alignments.
+        exported: its models have no alignments.
         hard: the language pair whose model accepts only hard terms.
     """
 
@@ -243,7 +243,7 @@ def served(app: Starlette) -> Iterator[str]:
     """Serve an application at a free port of this machine; return the address."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        listener.listen()  # before the server's thread is ready: clients that connect now wait
+        listener.listen()  # before the server's thread is ready; clients that connect now wait
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", lifespan="on"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

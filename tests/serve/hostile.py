@@ -39,7 +39,7 @@ LARGE = 10_000_000
 
 
 class Attack(NamedTuple):
-    """The bytes to send, in parts with pauses between them (seconds), and how many answers are right."""
+    """The bytes to send, in parts with pauses between them (seconds), and the right numbers of answers."""
 
     parts: list[bytes]
     answers: int = 1
@@ -65,7 +65,7 @@ def fields(draw: random.Random) -> Attack:
     more: dict[str, Any]
     if kind == 0:
         more = {"content": bytes(draw.randrange(256) for _ in range(draw.randrange(200)))}
-    elif kind == 1:  # JSON that ends early, or has additions
+    elif kind == 1:  # JSON that ends early, or goes on after its end
         at = draw.randrange(len(content) + 1)
         more = {"content": content[:at] + draw.choice([b"", b"}", b"\xff", b"," * 9, b"[" * 900])}
     elif kind == 2:
@@ -121,7 +121,7 @@ def flood(draw: random.Random) -> Attack:
 
 
 def slow(draw: random.Random) -> Attack:
-    """Heads and bodies that come byte by byte, or stop coming."""
+    """Heads and bodies that arrive byte by byte, or stop arriving."""
     whole = sent("POST", "/translate", json=GOOD)
     begin = draw.choice([0, 1, 30, whole.index(b"\r\n\r\n") + 4, len(whole) - 3])
     rest = [whole[at : at + 1] for at in range(begin, len(whole))]
@@ -207,7 +207,7 @@ def smuggled(draw: random.Random) -> Attack:
         odd_size = [b"-1", b"0x5", b"5 ", b"+5", b"0" * 40 + b"5", b"f" * 16, b"5\n", b"", b"5;" + b"a" * 70_000]
         size = draw.choice(odd_size)
         return Attack([head(coding) + size + b"\r\nabcde\r\n0\r\n\r\n" + hidden], answers=2)
-    if kind == 4:  # one in its proper place: a body, and nothing else
+    if kind == 4:  # in its proper place, this is a body and nothing else
         return Attack([head(coding, "Connection: close") + chunk])
     blank = draw.choice([coding.replace(":", " :"), f" {coding}", f"Content-Length: 5\r\n {length}"])
     return Attack([head("X: a", blank, "Connection: close") + chunk])
@@ -223,7 +223,7 @@ def markup(draw: random.Random) -> Attack:
 
 
 def good(draw: random.Random) -> Attack:
-    """A valid request among them."""
+    """A valid request among the hostile ones."""
     return Attack([sent("POST", "/translate", json=GOOD)])
 
 

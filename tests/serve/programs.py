@@ -1,4 +1,4 @@
-"""Servers in separate processes, and requests sent to them byte by byte."""
+"""Servers in separate processes, and raw requests to them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import psutil
 
 @contextlib.contextmanager
 def running(command: list[str], address: str, seconds: float = 60, **environment: str) -> Iterator[None]:
-    """Context with a program that serves at this address."""
+    """Context in which a program serves at this address."""
     with (
         tempfile.TemporaryFile("w+") as said,
         subprocess.Popen(
@@ -59,7 +59,7 @@ class Server(NamedTuple):
                     time.sleep(pause)
                 while new := connection.recv(65536):
                     answer += new
-            except (ConnectionError, TimeoutError):  # closed before everything was sent, or waiting
+            except (ConnectionError, TimeoutError):  # the server closed the connection early, or is waiting
                 pass
             return answer
 

@@ -68,7 +68,7 @@ def waiting(client: Any) -> dict[str, int]:
     return {name: int(n) for name, n in re.findall(r'ziggurat_waiting_lines\{model="([\w-]+)"\} (\d+)', said)}
 
 
-def test_lines_of_a_client_that_has_gone_leave_the_search(
+def test_lines_of_a_disconnected_client_leave_the_search(
     folders: dict[tuple[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The search never ends by itself."""
@@ -121,7 +121,7 @@ def test_lines_of_a_client_that_has_gone_leave_the_search(
     asyncio.run(scenario())
 
 
-def test_a_request_is_let_in_whole_or_not_at_all(serve: Serve, gate: threading.Event) -> None:
+def test_a_request_is_admitted_whole_or_not_at_all(serve: Serve, gate: threading.Event) -> None:
     client = serve(limits={"waiting": 5, "seconds": 20})
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(client.post, "/translate", json={"q": [*LINES, "Ein Hund", "Zwei"], **DE_EN})
@@ -136,7 +136,7 @@ def test_a_request_is_let_in_whole_or_not_at_all(serve: Serve, gate: threading.E
         assert mixed.status_code == 429, mixed.text
         assert int(mixed.headers["retry-after"]) >= 1
         assert mixed.json()["error"].startswith("Slowdown: ")
-        assert waiting(client) == {"de-en": 4, "en-de": 0, "en-qlo": 0}  # the other model has none of it, either
+        assert waiting(client) == {"de-en": 4, "en-de": 0, "en-qlo": 0}  # nor does the other model get any of it
         too = [client.post(path, json=body) for path, body in (
             ("/v1/translate", {"text": LINES, **DE_EN}),
             ("/v2/translate", {"text": LINES, "source_lang": "DE", "target_lang": "EN"}),
@@ -148,7 +148,7 @@ def test_a_request_is_let_in_whole_or_not_at_all(serve: Serve, gate: threading.E
     assert waiting(client)["de-en"] == 0
 
 
-def test_models_that_fail_say_when_to_come_back(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_models_say_when_to_retry(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: ModelSource) -> Any:
         raise OSError("/secret/path")
 
@@ -163,13 +163,13 @@ def test_models_that_fail_say_when_to_come_back(serve: Serve, monkeypatch: pytes
     assert (health.status_code, health.json()["models"]["de-en"]["status"]) == (200, "failed")
 
 
-def test_what_is_late_is_504_everywhere(serve: Serve, gate: threading.Event) -> None:
+def test_late_answers_are_504_everywhere(serve: Serve, gate: threading.Event) -> None:
     client = serve(limits={"seconds": 0.1})
     answer = client.post("/v1/translate", json={"text": "a", **DE_EN})
     assert (answer.status_code, answer.json()["error"]["type"]) == (504, "server_error")
     answer = client.post("/v2/translate", json={"text": "a", "source_lang": "DE", "target_lang": "EN"})
     assert (answer.status_code, answer.json()) == (504, {"message": "the deadline passed"})
-    assert waiting(client)["de-en"] == 0  # nobody waits for them any longer
+    assert waiting(client)["de-en"] == 0  # no client waits for them any more
 
 
 def test_rates_count_requests(serve: Serve) -> None:
@@ -265,7 +265,7 @@ def test_every_file_of_a_model_is_part_of_its_version(changing: Path) -> None:
 
 
 def test_a_shortlist_is_part_of_the_version(changing: Path, tmp_path: Path) -> None:
-    """This is so wherever the file is, and whether the model's configuration or the server's names it."""
+    """This holds wherever the file is, and whether the configuration of the model or that of the server names it."""
     (shortlist := tmp_path / "elsewhere").write_bytes(b"a")
     plain, named = served(changing), served(changing, decoding={"shortlist": str(shortlist)})
     before = {plain.version(), named.version()}
@@ -282,8 +282,8 @@ def test_a_shortlist_is_part_of_the_version(changing: Path, tmp_path: Path) -> N
     assert served(changing, decoding={"shortlist": None}).shortlist() is None
 
 
-def test_a_checkpoint_is_served_by_what_its_run_has(changing: Path) -> None:
-    """Its configuration, and the weights to which low-rank updates belong."""
+def test_a_checkpoint_is_served_with_files_of_its_run(changing: Path) -> None:
+    """This includes its configuration, and the weights to which low-rank updates belong."""
     wanted, folder = served(changing).experiment(), changing / "checkpoints" / "step-00000001"
     folder.mkdir(parents=True)
     (changing / "model.safetensors").rename(folder / "model.safetensors")
@@ -343,8 +343,8 @@ def merged_model() -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
-def test_the_server_ends_when_it_has_answered(folders: dict[tuple[str, str], Path], number: int) -> None:
-    """Twenty requests are in progress when it is told to end."""
+def test_the_server_ends_after_answering(folders: dict[tuple[str, str], Path], number: int) -> None:
+    """Twenty requests are in progress when the server is told to end."""
     program = """
 import sys, time
 from ziggurat.serve import engine as batches
@@ -373,8 +373,8 @@ main()
 
 
 @pytest.mark.slow
-def test_what_is_not_done_in_time_is_refused_at_the_end(folders: dict[tuple[str, str], Path], tmp_path: Path) -> None:
-    """They are searches that never end, documents of such sentences or slow to read, and a body that stops arriving."""
+def test_unfinished_work_is_refused_at_the_end(folders: dict[tuple[str, str], Path], tmp_path: Path) -> None:
+    """Searches that never end, documents of such sentences, documents slow to read, and a body that stops arriving."""
     program = """
 import sys, time
 from ziggurat.serve import documents, engine as batches
@@ -425,10 +425,10 @@ main()
 
 
 @pytest.mark.slow
-def test_two_models_that_are_opened_at_once_keep_within_the_limit_of_memory(
+def test_models_opened_at_once_stay_within_the_memory_limit(
     folders: dict[tuple[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is room for one of three, and each takes a while to open; at first one cannot be opened."""
+    """There is room for one of three models, and each takes a while to open; at first one of them cannot be opened."""
     opening, lock, said = ModelSource.open, threading.Lock(), list[str]()
     inside, most, broken = [0], [0], [True]
 
@@ -464,13 +464,13 @@ def test_two_models_that_are_opened_at_once_keep_within_the_limit_of_memory(
     assert [line for line in said if "beyond the limit" in line] == []
 
 
-def test_what_killed_servers_left_is_removed(serve: Serve, tmp_path: Path) -> None:
+def test_leftovers_of_killed_servers_are_removed(serve: Serve, tmp_path: Path) -> None:
     alive = serve(documents={"folder": str(tmp_path)})
     (first,) = tmp_path.iterdir()
     killed = Path(shutil.copytree(first, tmp_path / "ziggurat-documents-killed"))  # nobody holds the lock of the copy
     (killed / "x.in").write_text("what somebody wanted to have translated")
     kept = [first, tmp_path / "ziggurat-documents-new", tmp_path / "ziggurat-documents-link"]
-    kept[1].mkdir()  # another server that has not reached its lock yet
+    kept[1].mkdir()  # it belongs to another server that has not locked it yet
     (outside := tmp_path / "outside").mkdir()
     (outside / "lock").touch()
     kept[2].symlink_to(outside)

@@ -54,7 +54,7 @@ def test_glossaries(serve: Serve, tmp_path: Path) -> None:
     entries = client.get(f"{path}/entries", headers={"Accept": "text/tab-separated-values"})
     assert entries.text == "a\tb, c\nd\te"
     assert client.get("/v2/glossaries").json() == {"glossaries": [told, csv]}
-    again = serve(glossaries=str(file))  # another process, for example
+    again = serve(glossaries=str(file))  # for example another process
     assert again.get("/v2/glossaries").json() == {"glossaries": [told, csv]}
     assert again.delete(path).status_code == 204
     assert again.get(path).status_code == 404
@@ -88,7 +88,7 @@ def test_a_glossary_is_used(serve: Serve, folders: dict[tuple[str, str], Path], 
     assert other.status_code == 400
     client = serve(models=[{"path": str(exported("en", "de")), "threads": 1}])
     name = create_glossary(client, f"{text.split()[0]}\t{target}").json()["glossary_id"]
-    assert target in translated(client, text=text, glossary_id=name)  # there it is hard
+    assert target in translated(client, text=text, glossary_id=name)  # here the term is hard
     own = {"text": text, "source": "en", "target": "de", "glossary": {text.split()[0]: target}}
     answer = client.post("/v1/translate", json=own)
     assert (answer.status_code, "mode: hard" in answer.json()["error"]["message"]) == (400, True)
@@ -137,7 +137,7 @@ def test_glossaries_belong_to_keys(serve: Serve, tmp_path: Path) -> None:
         ({"source_lang": "QLO", "target_lang": "DE"}, "'source_lang' not supported"),
     ],
 )
-def test_glossaries_that_are_none(serve: Serve, fields: dict[str, str], said: str) -> None:
+def test_invalid_glossaries(serve: Serve, fields: dict[str, str], said: str) -> None:
     answer = create_glossary(serve(), **{"entries": "a\tb", **fields})
     assert (answer.status_code, said in answer.json()["message"]) == (400, True), answer.text
 
@@ -153,7 +153,7 @@ def test_glossaries_that_are_none(serve: Serve, fields: dict[str, str], said: st
         ("dog,Hund, en-US , de_AT ", "csv"),
     ],
 )
-def test_a_glossary_is_read_as_its_file_is_meant(entries: str, kind: str) -> None:
+def test_glossary_files_are_read_as_intended(entries: str, kind: str) -> None:
     assert read_entries(entries, kind, ("en", "de")) == [("dog", "Hund")]
 
 
@@ -196,7 +196,7 @@ def test_glossaries_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         kept.add("b", "2", "en", "de", [("x", "y" * 200)])
     assert (tmp_path / "g.json").read_bytes() == before
     assert kept.of("b") == []
-    with pytest.raises(Refused, match="no room"):  # in memory alone they take space, too
+    with pytest.raises(Refused, match="no room"):  # glossaries kept only in memory take space, too
         Glossaries().add("b", "2", "en", "de", [(str(n), "y" * 100) for n in range(6)])
     with pytest.raises(Refused, match="not 1 to"):
         read_entries("a\tb\n" * (glossaries_module.MOST_ENTRIES + 1), "tsv", ("en", "de"))
@@ -205,9 +205,9 @@ def test_glossaries_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         Glossaries(tmp_path / "g.json")
 
 
-def test_glossaries_are_listed_while_others_come() -> None:
+def test_glossaries_are_listed_while_others_arrive() -> None:
     class Slow(dict[str, Any]):
-        """While the first one is read another one comes, unless that has to wait."""
+        """A second glossary arrives while the first one is read, unless it has to wait."""
 
         def values(self) -> Any:
             for value in super().values():
@@ -252,7 +252,7 @@ def test_documents(serve: Serve, folders: dict[tuple[str, str], Path]) -> None:
 
 
 def asked(text: str, **settings: Any) -> tuple[list[str], str]:
-    """The sentences into which XML is cut, and its translation into capitals."""
+    """The sentences into which XML is split, and its translation into capitals."""
     seen: list[str] = []
 
     def upper(sentences: list[str]) -> list[SentenceTranslation]:
@@ -264,7 +264,7 @@ def asked(text: str, **settings: Any) -> tuple[list[str], str]:
     return seen, run(xml(text, Options(sentencex_splitter("en"), aligned=False), rules), upper).value
 
 
-def test_xml_is_cut_where_its_structure_says() -> None:
+def test_xml_is_split_by_its_structure() -> None:
     text = "<doc><p>One <b>dog</b></p><p>Two cats</p></doc>"
     assert asked(text) == (["One", "dog", "Two cats"], "<doc><p>ONE <b>DOG</b></p><p>TWO CATS</p></doc>")
     rules = _xml_rules([xml_tokens(text)], frozenset(), frozenset(), frozenset(), outline=True)
@@ -293,7 +293,7 @@ def test_sentences_are_split_as_asked(serve: Serve, folders: dict[tuple[str, str
     assert translated(client, text=broken) == translated(client, text=broken, split_sentences="1") == "\n".join(halves)
 
 
-def test_what_has_no_effect(serve: Serve) -> None:
+def test_fields_without_effect(serve: Serve) -> None:
     client = serve()
     plain = translated(client, text=SENTENCES[0])
     more = {"preserve_formatting": True, "formality": "prefer_less", "model_type": "quality_optimized",

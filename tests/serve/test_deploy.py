@@ -34,7 +34,9 @@ def instructions() -> list[tuple[str, str]]:
     return [(name, rest) for name, _, rest in found]
 
 
-def test_the_dockerfile_copies_what_there_is_and_starts_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_dockerfile_copies_existing_files_and_starts_an_existing_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found = instructions()
     assert [name for name, _ in found] == [
         "FROM",
@@ -73,7 +75,7 @@ def test_the_unit_is_well_formed_and_its_command_is_ours(tmp_path: Path, capsys:
     assert "ziggurat.service" not in done.stderr, done.stderr
 
 
-def test_the_unit_has_one_folder_to_write_to_and_the_time_that_it_needs(
+def test_the_unit_has_one_writable_folder_and_enough_time(
     folders: dict[tuple[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (DEPLOY / "ziggurat.service").read_text("utf-8")
@@ -90,7 +92,7 @@ def test_the_unit_has_one_folder_to_write_to_and_the_time_that_it_needs(
     assert [path.name for path in state.iterdir()] == ["glossaries.json"]
 
 
-def test_the_proxy_lets_through_what_the_server_takes_and_waits_for_it() -> None:
+def test_the_proxy_has_the_servers_limits_and_timeouts() -> None:
     text = (DEPLOY / "nginx.conf").read_text("utf-8")
     config = ServeConfig()
     (size,) = re.findall(r"client_max_body_size (\d+)m;", text)
@@ -105,7 +107,7 @@ def test_the_proxy_lets_through_what_the_server_takes_and_waits_for_it() -> None
 def test_the_steps_of_the_image_give_a_server_without_torch(
     folders: dict[tuple[str, str], Path], tmp_path: Path
 ) -> None:
-    """Its RUN lines run in a new environment, then its entry point and its health check."""
+    """The image's RUN lines run in a new environment, then its entry point and health check."""
     (text := tmp_path / "text").write_text("A dog runs.\n", encoding="utf-8")
     export_model(folders["en", "de"], "ctranslate2", tmp_path / "served", verify=text)
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "image"], check=True)
@@ -117,7 +119,7 @@ def test_the_steps_of_the_image_give_a_server_without_torch(
             (shutil.copytree if (ROOT / path).is_dir() else shutil.copy)(ROOT / path, target)
     environment = {**os.environ, "PATH": f"{tmp_path}/image/bin:{os.environ['PATH']}"}
     environment.pop("PYTHONPATH", None)
-    (install, _) = [rest for name, rest in found if name == "RUN"]  # the other creates a user on this machine
+    (install, _) = [rest for name, rest in found if name == "RUN"]  # the other one would create a user on this machine
     command = install.replace("/source", str(tmp_path / "source"))
     subprocess.run(command, shell=True, check=True, env=environment, capture_output=True, timeout=600)
     missing = subprocess.run([tmp_path / "image/bin/python", "-c", "import torch"], capture_output=True)
@@ -137,7 +139,7 @@ def test_the_steps_of_the_image_give_a_server_without_torch(
 
 @pytest.mark.slow
 def test_the_proxy_s_recipe(folders: dict[tuple[str, str], Path], tmp_path: Path) -> None:
-    """Clients behind nginx have their own limits, and none can pose as another."""
+    """Clients behind nginx have separate limits, and none can pose as another."""
     nginx = shutil.which("nginx") or pytest.skip("no nginx on PATH")
     port, front = free_port(), free_port()
     config = tmp_path / "serve.yaml"
@@ -148,7 +150,7 @@ def test_the_proxy_s_recipe(folders: dict[tuple[str, str], Path], tmp_path: Path
     folders_of_nginx = "".join(
         f"{kind}_temp_path {tmp_path}/{kind}; " for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
-    user = "" if os.geteuid() else "user root; "  # otherwise its workers run as nobody, who may not write here
+    user = "" if os.geteuid() else "user root; "  # otherwise its workers run as the user nobody, who may not write here
     seen = "add_header X-Seen-By-Proxy $request_id always;"
     (tmp_path / "nginx.conf").write_text(
         f"{user}daemon off; pid {tmp_path}/pid; error_log {tmp_path}/errors; events {{}}\n"
@@ -167,7 +169,7 @@ def test_the_proxy_s_recipe(folders: dict[tuple[str, str], Path], tmp_path: Path
         for _ in range(2):
             assert httpx.post(f"{address}/translate", json=text, headers=forged).status_code == 200
         assert httpx.post(f"{address}/translate", json=text, headers=forged).status_code == 429
-        # Files as large as the server accepts pass; refusing the rest is up to the server.
+        # Files up to the server's limit pass; refusing larger ones is up to the server.
         most = ServeConfig().limits.file_bytes
         other = httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.2"), base_url=address, timeout=60)
         for content, said in (
@@ -182,5 +184,5 @@ def test_the_proxy_s_recipe(folders: dict[tuple[str, str], Path], tmp_path: Path
         assert answer.json()["translatedFileUrl"].startswith(f"{address}/download_file/")
         assert httpx.get(answer.json()["translatedFileUrl"]).content == b"17"
         assert answer.headers["x-request-id"] == answer.headers["x-seen-by-proxy"]
-        # The proxy itself is trusted: another client has its own turns.
+        # The proxy itself is trusted, so another client has its own turns.
         assert httpx.post(f"{ours}/translate", json=text, headers=forged).status_code == 200

@@ -35,7 +35,7 @@ def test_it_is_openapi_and_has_every_path(serve: Serve) -> None:
     client = serve()
     spec = client.get("/spec").json()
     assert list(OpenAPIV31SpecValidator(spec).iter_errors()) == []
-    assert spec["info"]["title"] == "LibreTranslate"  # by which some programs recognise the server
+    assert spec["info"]["title"] == "LibreTranslate"  # some programs recognise the server by it
     told = {(path, method) for path, methods in spec["paths"].items() for method in methods}
     every = routes(client)
     assert len(every) > 30
@@ -53,7 +53,7 @@ def test_it_is_openapi_and_has_every_path(serve: Serve) -> None:
 
 
 def strict(schema: Any) -> Any:
-    """Return the same schema, with objects limited to the properties that it names."""
+    """Return the schema with objects limited to the properties that it names."""
     if isinstance(schema, list):
         return [strict(each) for each in schema]
     if not isinstance(schema, dict):
@@ -133,7 +133,7 @@ def wait_until(done: Any) -> None:
 
 
 @pytest.mark.slow
-def test_answers_are_what_it_says(serve: Serve) -> None:
+def test_answers_match_it(serve: Serve) -> None:
     client = serve()
     spec = client.get("/spec").json()
     seen = set()
@@ -157,8 +157,8 @@ def test_answers_are_what_it_says(serve: Serve) -> None:
     assert everything - seen == scripts | {("/suggest", "post")}
 
 
-def test_what_is_not_declared_is_not_read(serve: Serve) -> None:
-    """So a path that accepts something has it in /spec."""
+def test_undeclared_fields_are_not_read(serve: Serve) -> None:
+    """Therefore /spec has everything that a path accepts."""
     client = serve()
     operations = {route.path: route.operation for route in routes(client) if isinstance(route, Described)}
     assert {each.name for each in operations["/v2/usage"].takes} == {"auth_key"}

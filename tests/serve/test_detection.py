@@ -54,7 +54,7 @@ def test_languages_that_no_detector_knows(serve: Serve, invented: Path) -> None:
     [
         (GERMAN, ["de"], "en", "de"),
         (ENGLISH, ["de"], "en", "en"),  # it is already in the target language
-        ("17", ["de"], "en", "de"),  # which tells nothing
+        ("17", ["de"], "en", "de"),  # no evidence
         (BABEL, ["qlo"], "en", "qlo"),  # English is the only known language, but this is not English
         (ENGLISH, ["qlo"], "en", "en"),
         (BABEL, ["en"], "qhi", "en"),

@@ -1,4 +1,4 @@
-"""Documents over HTTP: the same translation as for their sentences, progress, limits, and no leftovers."""
+"""Documents over HTTP: the translations of their sentences, progress, limits, and no leftovers."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def wait_until(client: TestClient, name: str, *statuses: str) -> dict[str, Any]:
 
 
 def files(folder: Path) -> list[str]:
-    """Return the names of document files in a server's folder in `folder`."""
+    """Return the names of the document files in the server's folder below `folder`."""
     (own,) = folder.iterdir()
     return sorted(path.name for path in own.iterdir() if path.name != "lock")
 
 
-def test_a_file_as_libretranslate_translates_it(serve: Serve, wanted: bytes, tmp_path: Path) -> None:
+def test_files_are_translated_as_by_libretranslate(serve: Serve, wanted: bytes, tmp_path: Path) -> None:
     client = serve(documents={"folder": str(tmp_path)})
     answer = client.post("/translate_file", files={"file": ("../../etc/f x.txt", TEXT)}, data=DE_EN)
     assert answer.status_code == 200, answer.text
@@ -114,7 +114,7 @@ def test_a_folder_that_a_cleaner_removed_is_made_again(
         parent.mkdir()
     if "else" in instead:
         assert client.post("/translate_file", **sent).status_code == 200
-        assert list(own.iterdir()) == []  # nothing goes where others may read
+        assert list(own.iterdir()) == []  # nothing is written where others may read it
         return
     assert client.get(before).status_code == 404
     assert client.get(client.post("/translate_file", **sent).json()["translatedFileUrl"]).content == wanted
@@ -188,10 +188,10 @@ def test_progress(serve: Serve, wanted: bytes, gate: threading.Event) -> None:
     assert client.get(f"/v1/documents/{name}/file").status_code == 404
 
 
-def test_a_place_is_taken_until_the_thread_of_a_document_that_was_given_up_ends(
+def test_an_abandoned_document_keeps_its_place_until_its_thread_ends(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread cannot be cancelled: it keeps its input in memory, and computes, until it ends."""
+    """A thread cannot be cancelled: until it ends, it computes and keeps its input in memory."""
     ended, threads = threading.Event(), list[str]()
 
     def slow(path: Path, most: int) -> bytes:
@@ -216,7 +216,7 @@ def test_a_place_is_taken_until_the_thread_of_a_document_that_was_given_up_ends(
 
 
 def test_places_for_uploads_are_shared(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strangers hold at most their share, so clients with a key still have a place."""
+    """Strangers occupy at most their share, so there is always a place for clients with a key."""
     key = new_key(tmp_path / "keys", "a")
     many = [("", "a"), ("x", "b"), ("", "c")]  # invalid keys, from anywhere
     places, access = ConcurrencyLimit(4, 2), Access(LimitsConfig(), tmp_path / "keys")
@@ -255,13 +255,13 @@ def test_places_for_uploads_are_shared(serve: Serve, tmp_path: Path, monkeypatch
     assert send() == 202
 
 
-def test_a_document_has_its_time(serve: Serve, gate: threading.Event) -> None:
+def test_a_document_has_a_time_limit(serve: Serve, gate: threading.Event) -> None:
     client = serve(documents={"seconds": 0.3})
     name = client.post("/v1/documents", files={"file": ("f.txt", TEXT)}, data=DE_EN).json()["id"]
     assert wait_until(client, name, "done", "failed")["error"] == "the deadline passed"
 
 
-def test_what_is_deleted_leaves_the_queue(serve: Serve, gate: threading.Event) -> None:
+def test_deleted_documents_leave_the_queue(serve: Serve, gate: threading.Event) -> None:
     client = serve()
     lines = "".join(f"A dog number {n} runs.\n" for n in range(200)).encode()
     name = client.post("/v1/documents", files={"file": ("f.txt", lines)}, data=DE_EN).json()["id"]
@@ -320,17 +320,17 @@ def test_documents_are_bounded_in_number_and_size(serve: Serve, gate: threading.
     first, second = send(400).json()["id"], send(400).json()["id"]
     assert (send(10).status_code, send(10).headers["retry-after"]) == (429, "60")
     client.delete(f"/v1/documents/{second}")
-    assert send(900).status_code == 429  # the first still waits, and its place is not taken
+    assert send(900).status_code == 429  # the first one still waits, and keeps its place
     gate.set()
     wait_until(client, first, "done")
     answer = send(1001)
     assert (answer.status_code, "1,000 bytes" in answer.json()["error"]["message"]) == (413, True)
-    assert client.get(f"/v1/documents/{first}").status_code == 200  # nothing is removed for what never fits
+    assert client.get(f"/v1/documents/{first}").status_code == 200  # nothing is removed for one that never fits
     assert send(950).status_code == 202  # the oldest result of the same client makes room
     assert client.get(f"/v1/documents/{first}").status_code == 404
 
 
-def test_nothing_is_removed_where_that_is_not_enough(serve: Serve, tmp_path: Path) -> None:
+def test_nothing_is_removed_if_that_would_not_be_enough(serve: Serve, tmp_path: Path) -> None:
     keys = [{"Authorization": f"Bearer {new_key(tmp_path / 'keys', name)}"} for name in "ab"]
     client = serve(keys=str(tmp_path / "keys"), documents={"total_bytes": 1000})
 
@@ -341,13 +341,13 @@ def test_nothing_is_removed_where_that_is_not_enough(serve: Serve, tmp_path: Pat
     names = [send(400, 0).json()["id"], send(400, 1).json()["id"]]
     for name in names:
         wait_until(client, name, "done")
-    answer = send(700, 0)  # for which the other's 400 leave no room
+    answer = send(700, 0)  # the other document's 400 leave no room for it
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "60")
     assert [client.get(f"/v1/documents/{name}").status_code for name in names] == [200, 200]
 
 
 def test_characters_of_documents_count(serve: Serve, tmp_path: Path) -> None:
-    """They count against the client's limit, a key's before the server's, and in the reported usage."""
+    """They count against the limit of the client (that of a key, or else the server's) and in the reported usage."""
     path = tmp_path / "keys"
     names = {name: new_key(path, name) for name in ("a", "b")}
     stored = json.loads(path.read_text())
@@ -375,7 +375,7 @@ def test_characters_of_documents_count(serve: Serve, tmp_path: Path) -> None:
     for count, status in ((four, 429), (ten, 413)):
         answer = client.post("/translate_file", files={"file": ("f.txt", count.encode())}, data=form)
         assert answer.status_code == status
-    assert client.post("/translate", json={"q": four, **form}).status_code == 429  # one account for all
+    assert client.post("/translate", json={"q": four, **form}).status_code == 429  # one account for all of them
     assert used("a") == 4 * size
     assert send("b", twenty)["status"] == "done"
     assert client.post("/translate", json={"q": "Ein Hund", **DE_EN, "api_key": names["b"]}).status_code == 200
@@ -439,8 +439,8 @@ def test_documents_can_be_forbidden(serve: Serve) -> None:
     assert client.get("/v1/settings").json()["files"] == []
 
 
-def test_a_large_document_needs_hardly_any_full_collection() -> None:
-    """A collection holds the lock until it ends, so no other request is answered."""
+def test_a_large_document_causes_hardly_any_full_collection() -> None:
+    """A collection holds the interpreter's lock until it ends, so no other request is answered."""
     thresholds, options = gc.get_threshold(), Options(sentencex_splitter("en"))
     gc.set_threshold(*COLLECTED)
     try:

@@ -1,4 +1,4 @@
-"""The engine: every line gets its own translation, whatever enters, leaves or fails meanwhile."""
+"""The engine: every line gets its own translation, whichever lines enter, leave or fail meanwhile."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def copying(tokenizer: SentencePieceTokenizer) -> Translator:
 
 
 class Asker:
-    """Puts lines into an engine's queue and collects the results."""
+    """Puts lines into an engine's queue, and collects the results."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -79,15 +79,15 @@ Make = Callable[..., Asker]
 
 @pytest.fixture
 def make(copying: Translator) -> Iterator[Make]:
-    made: list[Engine] = []
+    engines: list[Engine] = []
 
     def build(opening: Callable[[], Opened] | None = None, version: Callable[[], object] = lambda: 1) -> Asker:
         engine = Engine("m", opening or (lambda: Opened(copying, 1)), version, FairQueue(1000))
-        made.append(engine)
+        engines.append(engine)
         return Asker(engine)
 
     yield build
-    for engine in made:
+    for engine in engines:
         assert engine.close(30)
 
 
@@ -101,7 +101,7 @@ def test_every_line_gets_its_own_translation(make: Make) -> None:
             time.sleep(0.002)
 
     order = [n for part in range(4) for n in range(part, 60, 4)]
-    for part in range(4):  # the caller's numbers follow the order of requests
+    for part in range(4):  # the caller's numbers follow the order of the requests
         some(part)
     assert texts(asker.wait()) == [wanted[n] for n in order]
     state = asker.engine.state
@@ -109,7 +109,7 @@ def test_every_line_gets_its_own_translation(make: Make) -> None:
     assert state.tokens > 200
 
 
-def test_options_are_kept_apart(make: Make) -> None:
+def test_lines_with_different_options_are_separated(make: Make) -> None:
     asker = make()
     for n in range(12):
         phrase = (LINES[0].split()[0],) if n % 3 == 2 else ()
@@ -122,7 +122,7 @@ def test_options_are_kept_apart(make: Make) -> None:
         assert (result.hypotheses[0].unmet_constraints is not None) == (n % 3 == 2)
 
 
-def test_what_is_cancelled_or_late_gets_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_and_late_lines_get_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
     asker = make(lambda: (gate.wait(30), Opened(asker.translator, 1))[1])  # type: ignore[attr-defined]
     asker.translator = make().engine._opening().translator  # type: ignore[attr-defined]
@@ -185,7 +185,7 @@ def test_a_model_that_fails_is_tried_again(make: Make, copying: Translator, monk
     (failed,) = asker.wait()
     assert isinstance(failed, ModelFailed)
     assert "could not be opened" in str(failed)
-    assert "damaged weights" not in str(failed)  # which may hold paths
+    assert "damaged weights" not in str(failed)  # it may contain paths
     assert (asker.engine.state.status, asker.engine.busy) == ("failed", False)
     broken[0] = False
     time.sleep(0.1)
@@ -218,7 +218,7 @@ def test_a_step_that_fails_ends_only_the_lines_under_way(
     assert asker.engine.state.status == "ready"
 
 
-def test_where_memory_runs_out_fewer_lines_are_translated_at_a_time(
+def test_out_of_memory_reduces_the_number_of_lines_at_a_time(
     make: Make, copying: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module, "SLOTS", 32)
@@ -240,7 +240,7 @@ def test_where_memory_runs_out_fewer_lines_are_translated_at_a_time(
     assert [n for n, found in enumerate(results) if isinstance(found, ModelFailed)] == list(range(32 + 16 + 8))
     assert texts(results[56:]) == [f"{LINES[0]} {number}" for number in range(56, 64)]
     assert sorted(set(live), reverse=True)[:4] == [32, 16, 8, 4]
-    # More failures in a row than end a model, but it was never lost.
+    # More failures in a row than close a model, but this model was never lost.
     assert (asker.engine.state.status, asker.engine.state.failures) == ("ready", 3)
 
 
@@ -293,17 +293,17 @@ def test_a_changed_model_is_loaded_again_and_no_line_is_lost(
     asked = 0
     for version[0] in (1, 2, 3):
         least = asked + 30
-        while asked < least or (version[0] not in opened and asked < 900):  # it looks only while it translates
+        while asked < least or (version[0] not in opened and asked < 900):  # it checks only while it translates
             asker.ask(f"{LINES[asked % 5]} {asked}")
             asked += 1
             time.sleep(0.003)
     assert texts(asker.wait()) == [f"{LINES[n % 5]} {n}" for n in range(asked)]
     assert opened[0] == 1
-    assert {2, 3} <= set(opened)  # the half-written one was tried, and the old one continued
+    assert {2, 3} <= set(opened)  # the half-written model was tried, and the old one stayed
     assert asker.engine.state.reloads == opened.count(3) >= 1
 
 
-def test_unloading_waits_for_what_is_under_way(make: Make) -> None:
+def test_unloading_waits_for_current_lines(make: Make) -> None:
     asker = make()
     for n in range(20):
         asker.ask(f"{LINES[0]} {n}")
@@ -318,7 +318,7 @@ def test_unloading_waits_for_what_is_under_way(make: Make) -> None:
     assert texts(asker.wait())[20] == LINES[1]
 
 
-def test_closing_translates_what_waits(copying: Translator) -> None:
+def test_closing_translates_waiting_lines(copying: Translator) -> None:
     asker = Asker(Engine("m", lambda: Opened(copying, 1), lambda: 1, FairQueue(1000)))
     for n in range(30):
         asker.ask(f"{LINES[0]} {n}")
@@ -327,7 +327,7 @@ def test_closing_translates_what_waits(copying: Translator) -> None:
 
 
 def test_a_line_has_its_notices() -> None:
-    """It counts for the line itself, although the lines of many requests are translated together."""
+    """Notices belong to a line, although the lines of many requests are translated together."""
     lacking = trained_tokenizer(SENTENCES, 360, ["<bt>", "<new>"], byte_fallback=False)
     model = CopyModel(lacking.size + 2, lacking.eos, frozenset(lacking.tags.values()))
     translator = Translator(model, lacking, lacking, DecodingConfig(max_source_pieces=8))  # type: ignore[arg-type]

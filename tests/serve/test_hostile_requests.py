@@ -1,4 +1,4 @@
-"""Broken or hostile requests: each gets a clear refusal or a right answer, and none causes an internal error.
+"""Broken or hostile requests: each gets a clear refusal or a correct answer, and none causes an internal error.
 
 The slow test prints how each kind was answered:
 
@@ -44,7 +44,7 @@ def ask(server: Server, kind: str, seed: int, right: str) -> list[int]:
 def test_hostile_requests(count: int, folders: dict[tuple[str, str], Path], tmp_path: Path) -> None:
     right = load_translator(folders["en", "de"]).translate([GOOD["q"]])[0].text
     draw = random.Random(7)
-    # At least one of each kind among the first, so that the server is warm after them.
+    # The first requests include one of each kind, so that the server is warm after them.
     kinds = [*KINDS, *draw.choices([*KINDS], [share for share, _ in KINDS.values()], k=count - len(KINDS))]
     limits = {"characters": 500, "texts": 5, "file_bytes": 2_000_000, "reading_seconds": 1.5}
     documents = {"keep_seconds": 1, "characters": 3000, "waiting_of_client": 50}

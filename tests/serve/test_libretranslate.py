@@ -1,4 +1,4 @@
-"""LibreTranslate's interface: what its clients send, and the answers and errors observed from it."""
+"""LibreTranslate's interface: the requests of its clients, and the answers and errors that LibreTranslate gives."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_alternatives_and_paragraphs(serve: Serve, german: Translator) -> None:
     client = serve()
     found = client.post("/translate", json={"q": LINES[0], "alternatives": 2, **DE_EN}).json()
     best = list(dict.fromkeys(h.text for h in german.translate([LINES[0]], n_best=3)[0].hypotheses))
-    assert len(best) > 1  # otherwise there is nothing to see
+    assert len(best) > 1  # otherwise the test would show nothing
     assert [found["translatedText"], *found["alternatives"]] == best
     many = client.post("/translate", json={"q": [LINES[0]], "alternatives": 2, **DE_EN}).json()
     assert (many["translatedText"], many["alternatives"]) == (best[:1], [best[1:]])
@@ -67,7 +67,7 @@ def test_alternatives_and_paragraphs(serve: Serve, german: Translator) -> None:
     assert found["translatedText"] == f"  {a}\n\n{b} \t{a}\r\n"
 
 
-def test_a_third_language_leads_where_no_model_goes(serve: Serve, folders: dict[tuple[str, str], Path]) -> None:
+def test_a_third_language_bridges_missing_models(serve: Serve, folders: dict[tuple[str, str], Path]) -> None:
     client = serve()
     between = load_translator(folders["de", "en"]).translate([LINES[0]])[0].text
     wanted = load_translator(folders["en", "qlo"]).translate([between])[0].text
@@ -136,7 +136,9 @@ def test_the_language_is_detected(serve: Serve) -> None:
         ),
     ],
 )
-def test_what_cannot_be_translated_is_refused(serve: Serve, request_: dict[str, Any], status: int, said: str) -> None:
+def test_texts_that_cannot_be_translated_are_refused(
+    serve: Serve, request_: dict[str, Any], status: int, said: str
+) -> None:
     client = serve(limits={"characters": 200, "texts": 3, "body_bytes": 2000})
     answer = client.post("/translate", **request_)
     assert answer.status_code == status, answer.text
@@ -162,7 +164,7 @@ def test_other_paths(serve: Serve) -> None:
 
 
 def test_a_model_from_a_language_into_itself(serve: Serve, vocabularies: Path, tmp_path: Path) -> None:
-    """It may, for example, correct text. It offers no other target language, and tells the page so."""
+    """Such a model may, for example, correct text. It offers no other target language, and the page knows that."""
     write_model(tmp_path, vocabularies, "de", "de", seed=4)
     client = serve(models=[{"path": str(tmp_path), "threads": 1}])
     german = {"code": "de", "name": "German"}
@@ -217,7 +219,7 @@ def test_an_exported_model_is_served(serve: Serve, exported: Exported, monkeypat
     monkeypatch.setattr(CTranslate2Translator, "translate", noted)
     marked = client.post("/translate", json={"q": "<p>A <b>dog</b> runs.</p>", "format": "html", **DE_EN})
     assert aligned
-    assert None not in aligned  # they determine the tags' places
+    assert None not in aligned  # they determine where tags go
     monkeypatch.undo()
     assert re.findall("<[^>]*>", marked.json()["translatedText"]) == ["<p>", "<b>", "</b>", "</p>"]
     best = [h.text for h in alone.translate([LINES[0]], n_best=3)[0].hypotheses]
@@ -267,7 +269,7 @@ def test_mistakes_of_the_command_and_its_file_are_named(tmp_path: Path, capfd: p
         ),
     ],
 )
-def test_what_is_typed_replaces_that_alone(
+def test_options_replace_only_their_own_settings(
     typed: list[str], differs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoding = {"min_length": 0, "length_penalty": {"kind": "gnmt", "alpha": 1.0}}
@@ -293,13 +295,13 @@ def test_a_language_that_no_model_writes_is_refused(serve: Serve, folders: dict[
     assert client.post("/v2/translate", json={"text": "Hund", "target_lang": "DE"}).status_code == 400
 
 
-def test_tags_stay_where_two_models_lead(serve: Serve) -> None:
+def test_tags_survive_two_models(serve: Serve) -> None:
     marked = {"q": "<p>A <b>dog</b> runs.</p>", "source": "de", "target": "qlo", "format": "html"}
     found = serve().post("/translate", json=marked).json()["translatedText"]
     assert re.findall("<[^>]*>", found) == ["<p>", "<b>", "</b>", "</p>"]
 
 
-def test_no_client_waits_beyond_the_deadline(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_client_waits_past_the_deadline(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
     opening = ModelSource.open
     monkeypatch.setattr(ModelSource, "open", lambda self: (gate.wait(30), opening(self))[1])

@@ -23,7 +23,7 @@ TERMS = {"name": "n", "source_lang": "de", "target_lang": "en", "entries": "Hund
 
 
 class Start(Protocol):
-    """Starts a server with settings; returns a client and the operator's messages."""
+    """Starts a server with settings; returns a client and the messages for the operator."""
 
     def __call__(self, **settings: Any) -> tuple[TestClient, list[str]]: ...
 
@@ -45,7 +45,7 @@ def start(folders: dict[tuple[str, str], Path]) -> Iterator[Start]:
         client.__exit__(None, None, None)
 
 
-def test_requests_have_the_names_that_a_proxy_gives_them(start: Start) -> None:
+def test_requests_have_the_ids_that_a_proxy_gives_them(start: Start) -> None:
     client, said = start(proxies=["127.0.0.1"], log_requests=True)
     given = "4f0c_proxy.1-a"
     answer = client.post("/translate", json=ASKED, headers={"X-Request-ID": given})
@@ -63,7 +63,7 @@ def test_requests_have_the_names_that_a_proxy_gives_them(start: Start) -> None:
     assert said == []
 
 
-def test_a_fault_is_found_in_the_log_by_the_name_of_its_request(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_is_found_in_the_log_by_its_request_id(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Detector, text: str, among: Any = None) -> Any:
         raise RuntimeError("a fault\nof ours")
 
@@ -78,7 +78,7 @@ def test_a_fault_is_found_in_the_log_by_the_name_of_its_request(start: Start, mo
         )
         assert (answer.status_code, answer.headers["x-request-id"]) == (500, "the-proxy-s")
         assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.headers["access-control-allow-origin"] == "*"  # else it looks like a lost connection
+        assert answer.headers["access-control-allow-origin"] == "*"  # otherwise it looks like a lost connection
         assert list(answer.json().values()) == ["an internal error; the server's log has more"]
     first, _ = said
     assert first.startswith("request the-proxy-s: RuntimeError: a fault\\nof ours\n")
@@ -86,9 +86,7 @@ def test_a_fault_is_found_in_the_log_by_the_name_of_its_request(start: Start, mo
     assert 'path="/translate",status="500"} 1.0' in client.get("/metrics").text
 
 
-def test_a_document_that_fails_by_a_fault_is_reported_with_the_name_of_its_request(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_in_a_document_is_reported_with_its_request_id(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ziggurat.serve.documents.translated", lambda *given: 1 / 0)
     client, said = start()
     answer = client.post("/translate_file", files={"file": ("f.txt", b"Ein Hund")}, data=ASKED)
@@ -114,22 +112,22 @@ def test_a_full_disk_is_not_a_fault_of_the_program(
         answer = client.post("/translate_file", files={"file": ("f.txt", b"Ein Hund")}, data=ASKED)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "60")
     (line,) = said
-    assert line.endswith("OSError: [Errno 28] No space left on device: '/a/file'")  # no traceback with each request
+    assert line.endswith("OSError: [Errno 28] No space left on device: '/a/file'")  # no traceback for each request
 
 
 @pytest.mark.slow
-def test_pages_of_other_origins_have_no_part_in_glossaries_without_keys(start: Start, tmp_path: Path) -> None:
+def test_pages_of_other_origins_cannot_use_glossaries_without_keys(start: Start, tmp_path: Path) -> None:
     client, _ = start()
     own, other = {"Origin": "http://testserver"}, {"Origin": "https://elsewhere.example"}
-    made = client.post("/v2/glossaries", json=TERMS)  # as DeepL's clients do, without an origin
-    assert made.status_code == 201
-    path = f"/v2/glossaries/{made.json()['glossary_id']}"
+    created = client.post("/v2/glossaries", json=TERMS)  # as DeepL's clients do, without an origin
+    assert created.status_code == 201
+    path = f"/v2/glossaries/{created.json()['glossary_id']}"
     for headers in (other, {"Origin": "null"}, {"Origin": "http://testserver:81"}, {"Origin": ""}):
         calls = [("POST", "/v2/glossaries"), ("DELETE", path), ("GET", path), ("GET", f"{path}/entries")]
         refused = [client.request(method, where, headers=headers) for method, where in calls]
         assert [each.status_code for each in refused] == [403] * 4
         assert "need an API key" in refused[0].json()["message"]
-    assert client.post("/translate", json=ASKED, headers=other).status_code == 200  # translations are for everybody
+    assert client.post("/translate", json=ASKED, headers=other).status_code == 200  # everybody may translate
     assert client.get(path, headers=own).status_code == 200
     hosts = {
         "evil.example:5000": 403,
@@ -138,12 +136,12 @@ def test_pages_of_other_origins_have_no_part_in_glossaries_without_keys(start: S
         "a.localhost:1": 200,
     }
     hosts |= {"127.0.0.1:5000": 200, "[::1]:5000": 200, "localhost:5000": 200, "translator": 200}
-    for host, status in hosts.items():  # DNS rebinding: the page's own name leads to this machine
+    for host, status in hosts.items():  # DNS rebinding: the name of the page's host leads to this machine
         for origin in ({}, {"Origin": f"http://{host}"}):
             assert client.get(path, headers={"Host": host, **origin}).status_code == status, host
         assert client.post("/translate", json=ASKED, headers={"Host": host}).status_code == 200
     assert client.delete(path, headers=own).status_code == 204
-    proxied, _ = start(proxies=["127.0.0.1"])  # which handles it
+    proxied, _ = start(proxies=["127.0.0.1"])  # the proxy handles it
     assert proxied.get("/v2/glossaries", headers={"Host": "translate.example"}).status_code == 200
     named, _ = start(host="translate.example")
     assert named.get("/v2/glossaries", headers={"Host": "Translate.example:80"}).status_code == 200
@@ -161,7 +159,7 @@ def test_a_model_that_cannot_be_opened_is_reported_once_by_its_name(
 
     monkeypatch.setattr(ModelSource, "open", broken)
     client, said = start()
-    answers = [client.post("/translate", json=ASKED) for _ in range(2)]  # the second while it is not tried again
+    answers = [client.post("/translate", json=ASKED) for _ in range(2)]  # the second before it is tried again
     assert [(each.status_code, each.json()["error"]) for each in answers] == [
         (503, "de-en: could not be opened; the server's log has the reason")
     ] * 2
@@ -192,7 +190,7 @@ PUBLIC = "X-Forwarded-Host"
         ("10.0.0.9", {"X-Forwarded-Proto": "https", PUBLIC: "a.example", "X-Forwarded-Prefix": "/mt"}, "http://inner:5000/"),
     ],
 )  # fmt: skip
-def test_addresses_are_those_that_clients_of_a_proxy_know(
+def test_addresses_are_those_of_the_proxy(
     folders: dict[tuple[str, str], Path], peer: str, headers: dict[str, str], address: str
 ) -> None:
     models = [{"path": str(folders["de", "en"]), "threads": 1}]

@@ -1,4 +1,4 @@
-"""LibreTranslate itself and our server, with the same model: the same statuses, shapes and errors, case by case.
+"""LibreTranslate itself and our server with the same model give the same statuses, shapes and errors, case by case.
 
 $ZIGGURAT_LIBRETRANSLATE_PYTHON is the Python of an environment with libretranslate 1.9.6.
 """
@@ -128,7 +128,7 @@ DIFFERENT = {
     "settings": "we read other kinds of documents",
     "health": "we also tell how each model is",
 }
-"""DIFFERENT maps a case to why we answer differently. The difference is asserted, so that the table stays true."""
+"""DIFFERENT maps a case to why we answer differently; the difference is asserted, so the table stays true."""
 
 
 @pytest.fixture(scope="module")
@@ -159,10 +159,10 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, s
 
 
 def shape(value: Any, key: str = "") -> Any:
-    """Return a value with its texts and numbers unified; errors stay unchanged.
+    """Return a value with equal placeholders for texts and numbers; errors stay unchanged.
 
-    Only the nesting of alternatives counts: ours omits those that did not end within the limit. Languages have no
-    order: LibreTranslate starts with English.
+    Only the nesting of alternatives counts: ours omits those that did not end within the limit. The order of languages
+    does not count, since LibreTranslate starts with English.
     """
     if isinstance(value, dict):
         return {name: shape(each, name) for name, each in value.items()}

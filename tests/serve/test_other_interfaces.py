@@ -58,7 +58,7 @@ def test_deepl(serve: Serve, wanted: list[str], tmp_path: Path) -> None:
     for text in ("Two dogs", "A dog"):
         everybody.post("/v2/translate", json={"text": [text], "target_lang": "DE", "source_lang": "EN"})
     assert everybody.get("/v2/usage").json()["character_count"] == len("Two dogs") + len("A dog")
-    access = Access(LimitsConfig())  # there are endless addresses
+    access = Access(LimitsConfig())  # the number of addresses is unlimited
     assert {access.account(access.client(None, address)) for address in ("10.0.0.1", "10.0.0.2")} == {""}
     targets = client.get("/v2/languages", params={"type": "target"}, headers=auth).json()
     assert {"language": "DE", "name": "German", "supports_formality": False} in targets
@@ -98,7 +98,7 @@ def test_deepl(serve: Serve, wanted: list[str], tmp_path: Path) -> None:
         ({"text": ["a"] * 501, "target_lang": "DE"}, 413, "At most 500 texts"),
     ],
 )
-def test_what_deepl_refuses(serve: Serve, fields: dict[str, object], status: int, said: str) -> None:
+def test_requests_that_deepl_refuses(serve: Serve, fields: dict[str, object], status: int, said: str) -> None:
     answer = serve().post("/v2/translate", json=fields)
     assert answer.status_code == status
     assert said in answer.json()["message"]
@@ -168,7 +168,7 @@ UTF8 = "Für 漢字 ☕"
 
 @pytest.mark.parametrize("path", ["/translate", "/v2/translate"])
 def test_forms_and_queries_are_utf_8(serve: Serve, path: str) -> None:
-    """This also holds for raw bytes, as curl's `-d` sends them."""
+    """This includes raw bytes, which curl's `-d` sends."""
     client = serve()
     deepl = path.startswith("/v2")
     name, more = ("text", "source_lang=EN&target_lang=EN") if deepl else ("q", "source=en&target=en")
@@ -216,7 +216,7 @@ def test_marks_without_width_at_the_ends_are_not_translated(serve: Serve, wanted
 
 
 @pytest.mark.parametrize("given", [True, 2.7, [1], {}, "two", "1e3", "inf"])
-def test_alternatives_are_a_whole_number(serve: Serve, given: object) -> None:
+def test_the_number_of_alternatives_is_an_integer(serve: Serve, given: object) -> None:
     answer = serve().post("/translate", json={"q": "a", "source": "en", "target": "de", "alternatives": given or [0]})
     assert (answer.status_code, "not a number" in answer.json()["error"]) == (400, True)
 
@@ -290,13 +290,13 @@ def test_parts_of_a_message_are_translated_as_one(serve: Serve) -> None:
         ({"messages": [{"role": "user", "content": ["a"]}]}, "`messages`"),
     ],
 )
-def test_what_openai_refuses(serve: Serve, fields: dict[str, object], named: str) -> None:
+def test_requests_that_openai_refuses(serve: Serve, fields: dict[str, object], named: str) -> None:
     answer = serve().post(CHAT, json={"model": "en-de", "messages": [{"role": "user", "content": "A dog"}], **fields})
     assert answer.status_code == 400, answer.text
     assert named in answer.json()["error"]["message"]
 
 
-def test_what_openai_s_clients_send_whatever_answers(serve: Serve, wanted: list[str]) -> None:
+def test_fields_that_openai_s_clients_always_send(serve: Serve, wanted: list[str]) -> None:
     asked = {
         **{"model": "en-de", "messages": [{"role": "user", "content": LINES[0]}], "temperature": 0.2, "top_p": 1},
         **{"max_tokens": 900, "user": "u", "seed": 3, "tools": [], "logprobs": False, "stop": None, "n": 1},
@@ -331,8 +331,8 @@ def test_openai(serve: Serve, wanted: list[str]) -> None:
         assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_openai_s_model_is_the_one_that_translates(serve: Serve, folders: dict[tuple[str, str], Path]) -> None:
-    """Two models for a pair: other interfaces use the first, here each has its name."""
+def test_openai_s_model_names_the_translating_model(serve: Serve, folders: dict[tuple[str, str], Path]) -> None:
+    """With two models for a pair, other interfaces use the first; here each model has its name."""
     path = str(folders["en", "de"])
     models = [{"path": path, "name": "live"}, {"path": path, "name": "slow", "decoding": {"beam_size": 1}}]
     client = serve(models=[*models, {"path": str(folders["de", "en"])}])
@@ -358,8 +358,8 @@ def test_openai_s_model_is_the_one_that_translates(serve: Serve, folders: dict[t
         ("DELETE", "/v2/translate", 405, "message"),
     ],
 )
-def test_paths_that_there_are_not(serve: Serve, method: str, path: str, status: int, known: str) -> None:
-    """Errors have the format of each interface, which its clients read."""
+def test_unknown_paths(serve: Serve, method: str, path: str, status: int, known: str) -> None:
+    """Errors have the format that the clients of each interface read."""
     answer = serve().request(method, path)
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json")
     said = answer.json()[known]
@@ -370,7 +370,7 @@ def test_paths_that_there_are_not(serve: Serve, method: str, path: str, status: 
     assert ("allow" in answer.headers) == (status == 405)
 
 
-def test_keys_hold_everywhere(serve: Serve, tmp_path: Path) -> None:
+def test_keys_apply_everywhere(serve: Serve, tmp_path: Path) -> None:
     key = new_key(tmp_path / "keys", "a")
     client = serve(keys=str(tmp_path / "keys"))
     assert client.post("/v2/translate", json={"text": "a", "target_lang": "DE", "source_lang": "EN"}).status_code == 403

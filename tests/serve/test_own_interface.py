@@ -54,10 +54,10 @@ def test_settings(serve: Serve, tmp_path: Path) -> None:
     }
 
 
-def test_settings_tell_what_models_cannot_do(
+def test_settings_show_what_models_cannot_do(
     serve: Serve, folders: dict[tuple[str, str], Path], exported: Exported, tmp_path: Path
 ) -> None:
-    """They are what the translators themselves return."""
+    """They equal what the translators themselves return."""
     shortlist = str(tmp_path / "shortlist")
     source, target = load_tokenizers(folders["de", "en"])
     candidates = np.tile(np.arange(target.size, dtype=np.int32), (source.size, 1))
@@ -80,7 +80,7 @@ def test_settings_tell_what_models_cannot_do(
         for more, offered in ((soft, "soft_terms"), ({"prefix": "ein"}, "prefixes")):
             answer = client.post("/v1/translate", json={**asked, **more})
             assert (answer.status_code == 200) == told[offered], answer.text
-        # A term without a mode gets what the model supports, and the answer reports which.
+        # A term without a mode gets one that the model supports, and the answer reports it.
         for short in ({"dog": "Hund"}, [term]):
             found = one(client.post("/v1/translate", json={**asked, "glossary": short}))
             assert found["glossary"][0]["mode"] == ("soft" if told["soft_terms"] else "hard")
@@ -121,7 +121,7 @@ NOTICED = [f"<bt> {LINES[0]} {LINES[1]}", "See https://example.org now.", "The {
 
 
 def test_notices_are_those_of_the_command_line(serve: Serve, german: Translator) -> None:
-    """The counts equal those of the same work on the same texts and of the translator, in every interface."""
+    """In every interface the counts equal those of the translator, and those of the same work on the same texts."""
     client, header = serve(), "X-Ziggurat-Notices"
 
     for aligned in (True, False):
@@ -218,7 +218,7 @@ def test_an_exported_model_reports_the_same(
         assert (a["target"], a["score"]) == (b["target"], pytest.approx(b["score"], abs=1e-3))
 
 
-def test_a_prefix_is_where_the_translation_begins(serve: Serve, german: Translator) -> None:
+def test_translations_begin_with_the_prefix(serve: Serve, german: Translator) -> None:
     client = serve()
     wanted = german.translate([LINES[0]], prefixes=["the dog"])[0].text
     found = one(client.post("/v1/translate", json={"text": LINES[0], "prefix": "the dog", **DE_EN}))
@@ -267,7 +267,7 @@ def test_alternatives_after_a_prefix_differ_in_the_next_word(
     assert (answer.status_code, "one sentence" in answer.json()["error"]["message"]) == (400, True)
 
 
-def test_languages_are_detected_and_lead_through_a_third(serve: Serve) -> None:
+def test_languages_are_detected_and_bridged_by_a_third(serve: Serve) -> None:
     said = "Das Haus steht am Fluss, und der Hund schläft vor der Tür."
     asked = {"text": [said, "17"], "target": "qlo", "alignments": True, "scores": True}
     answer = serve().post("/v1/translate", json=asked).json()["translations"]
@@ -314,7 +314,7 @@ def test_what_is_refused(serve: Serve, fields: dict[str, Any], status: int, said
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_what_patterns_match_comes_through(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_matches_patterns_survives(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     client = serve(protect=[r"\bQX-\d+"])
     for more, wanted in (({}, ["QX-17"]), ({"protect": "Zorb Cloud"}, ["QX-17", "Zorb Cloud"])):
         for form in ("text", "html"):

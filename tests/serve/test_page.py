@@ -1,4 +1,4 @@
-"""The page in a browser, over a server that answers from a table, and over real models."""
+"""The page in a browser, with a server that answers from a table, and with real models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ziggurat.serve.server import app_of
 FOLDER = Path(__file__).resolve().parents[2] / "ziggurat" / "serve" / "interfaces" / "static"
 GERMAN = "Der Hund 🐕 läuft schnell.\n\nEr bellt laut."
 ENGLISH = "The dog 🐕 runs fast.\n\nIt barks loudly."
-REFUSED = "Failed to load resource"  # the browser itself logs each answer with an error
+REFUSED = "Failed to load resource"  # the browser itself logs each error response
 
 FAST = """for (const name of ["setTimeout", "setInterval"]) {
   const own = window[name];
@@ -53,7 +53,7 @@ def fake(started: FakeServer) -> FakeServer:
 
 
 def new_window(browser: Any, *, width: int = 1280, fast: bool = True, **settings: Any) -> Shown:
-    """An empty page in its own profile, whose timers run eight times as fast if `fast`."""
+    """An empty page in its own profile; if `fast`, its timers run eight times as fast."""
     allowed = ["clipboard-read", "clipboard-write"]
     size = {"width": width, "height": 844}
     context = browser.new_context(viewport=size, locale="en-GB", permissions=allowed, **settings)
@@ -72,7 +72,7 @@ def usual(browser: Any) -> Iterator[Shown]:
 
 @pytest.fixture
 def visit(browser: Any, fake: FakeServer, usual: Shown) -> Iterator[Visit]:
-    """Open the page: in the usual window, emptied; in one with other settings; or in another tab of `before`.
+    """Open the page in the usual window, emptied, in one with other settings, or in another tab of `before`.
 
     At the end there must be no requests to other servers and no messages in the console.
     """
@@ -114,11 +114,11 @@ TYPED = """text => {
     source.dispatchEvent(new InputEvent("input", { bubbles: true, data: letter }));
   }
 }"""
-"""TYPED is typing without pauses, so that the machine's load does not matter."""
+"""TYPED is text entered without pauses, so that the machine's load does not matter."""
 
 
 def wait_until(window: Shown, condition: Callable[[], bool]) -> None:
-    """Wait for what the server sees."""
+    """Wait until the server has seen something."""
     end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
@@ -152,7 +152,7 @@ def menu(window: Shown) -> list[str]:
 # Typing
 
 
-def test_what_is_typed_is_translated_after_a_pause_and_once(visit: Visit, fake: FakeServer) -> None:
+def test_typed_text_is_translated_once_after_a_pause(visit: Visit, fake: FakeServer) -> None:
     window = visit(fast=False)
     window.page.evaluate(TYPED, "Er bellt laut.")  # the text has the focus
     shows(window, "It barks loudly.")
@@ -171,7 +171,7 @@ def test_what_is_typed_is_translated_after_a_pause_and_once(visit: Visit, fake: 
 
 
 @pytest.mark.slow
-def test_further_typing_calls_off_what_is_under_way(visit: Visit, fake: FakeServer) -> None:
+def test_further_typing_cancels_the_current_request(visit: Visit, fake: FakeServer) -> None:
     window = visit(fast=False)
     fake.delay = 1.0
     window.page.fill("#source", "Er bellt laut.")
@@ -216,7 +216,7 @@ def test_each_side_has_its_language_and_direction(visit: Visit) -> None:
     translate(window, "The dog runs.", "الكلب يجري.")
     assert (side("source"), side("target")) == (["en", "ltr"], ["ar", "rtl"])
     window.page.focus("#target .word")
-    window.page.keyboard.press("ArrowLeft")  # in its direction, which is forwards there
+    window.page.keyboard.press("ArrowLeft")  # in its own direction, in which this is forwards
     assert window.page.evaluate("document.activeElement.textContent") == "يجري"
     window.page.click("#swap")
     assert (side("source"), side("mirror"), side("target")) == (["ar", "rtl"], ["ar", "rtl"], ["en", "ltr"])
@@ -238,12 +238,12 @@ def test_text_is_never_markup_and_a_text_in_the_target_language_is_reported(visi
 # Words
 
 
-def test_the_pointer_shows_what_corresponds_on_either_side(visit: Visit) -> None:
+def test_the_pointer_highlights_corresponding_words(visit: Visit) -> None:
     window = visit()
     translate(window)
     window.page.hover("#target .word >> text=runs")  # after a character of two units
     assert (lit(window, "mirror"), lit(window, "target")) == (["läuft"], ["runs"])
-    window.page.hover("#target .word >> text=loudly")  # of the second sentence
+    window.page.hover("#target .word >> text=loudly")  # a word of the second sentence
     assert (lit(window, "mirror"), lit(window, "target")) == (["laut"], ["loudly"])
     box = window.page.locator("#mirror .word >> text=bellt").bounding_box()
     window.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -265,7 +265,7 @@ def test_the_pointer_shows_what_corresponds_on_either_side(visit: Visit) -> None
 
 
 @pytest.mark.slow
-def test_another_word_is_chosen_and_translated_on_from(visit: Visit, fake: FakeServer) -> None:
+def test_another_word_is_chosen_and_the_translation_continues(visit: Visit, fake: FakeServer) -> None:
     window = visit()
     translate(window)
     window.page.click("#target .word >> text=runs")
@@ -327,7 +327,7 @@ def test_words_and_sentences_are_chosen_with_the_keyboard(visit: Visit, fake: Fa
     assert lit(window, "mirror") == ["Er"]
 
 
-def test_a_word_that_cannot_be_chosen_says_why(visit: Visit, fake: FakeServer) -> None:
+def test_a_word_that_cannot_be_chosen_shows_the_reason(visit: Visit, fake: FakeServer) -> None:
     window = visit()
     translate(window)
     fake.failures = 2 * [(400, "no prefix through a third language.", {})]  # with alignments, and without
@@ -352,7 +352,7 @@ def test_unsure_words_are_underlined(visit: Visit, fake: FakeServer) -> None:
     assert [asked["scores"] for asked in fake.asked] == [False, True]
 
 
-def test_models_without_alignment_have_words_and_sentences_all_the_same(visit: Visit, fake: FakeServer) -> None:
+def test_models_without_alignment_still_have_words_and_sentences(visit: Visit, fake: FakeServer) -> None:
     fake.exported = True
     window = visit()
     window.page.select_option("#from", "de")
@@ -371,7 +371,7 @@ def test_models_without_alignment_have_words_and_sentences_all_the_same(visit: V
 
 
 @pytest.mark.slow
-def test_a_server_that_is_busy_is_asked_again(visit: Visit, fake: FakeServer) -> None:
+def test_a_busy_server_is_asked_again(visit: Visit, fake: FakeServer) -> None:
     fake.start_failures = [(503, "", {"Retry-After": "2"})]
     window = visit()
     assert window.page.is_hidden("#problem")
@@ -391,7 +391,7 @@ def test_a_server_that_is_busy_is_asked_again(visit: Visit, fake: FakeServer) ->
     shows(window, "It barks loudly.")
 
 
-def test_other_errors_are_said_in_words(visit: Visit, fake: FakeServer) -> None:
+def test_other_errors_are_shown_in_words(visit: Visit, fake: FakeServer) -> None:
     window = visit()
     fake.failures = [*2 * [(400, "<i>no</i>", {})], (504, "", {})]
     for text, said in (
@@ -440,7 +440,7 @@ def test_a_key_is_asked_for_and_stays_in_the_tab(visit: Visit, fake: FakeServer)
 
 
 @pytest.mark.slow
-def test_terms_are_sent_and_kept_only_where_that_is_wished(visit: Visit, fake: FakeServer) -> None:
+def test_terms_are_sent_and_kept_only_on_request(visit: Visit, fake: FakeServer) -> None:
     window = visit()
     for index, (term, wanted) in enumerate((("Hund", "hound"), ("laut", "noisily"), ("Katze", "cat"), ("half", ""))):
         if index:
@@ -469,7 +469,7 @@ def test_terms_are_sent_and_kept_only_where_that_is_wished(visit: Visit, fake: F
 
 
 @pytest.mark.slow
-def test_terms_are_always_put_where_the_model_cannot_weigh_them(visit: Visit, fake: FakeServer) -> None:
+def test_terms_are_always_applied_if_the_model_cannot_weigh_them(visit: Visit, fake: FakeServer) -> None:
     fake.hard = ("de", "en")
     window = visit()
     window.page.select_option("#from", "en")
@@ -479,7 +479,7 @@ def test_terms_are_always_put_where_the_model_cannot_weigh_them(visit: Visit, fa
     mode = window.page.locator("#terms select").first
     assert (mode.input_value(), window.page.is_hidden("#always")) == ("soft", True)
     window.page.check("#keep")
-    for source in ("de", "auto"):  # which may be German
+    for source in ("de", "auto"):  # `auto` may be German
         window.page.select_option("#from", source)
         window.page.select_option("#to", "en")
         assert (mode.input_value(), window.page.is_hidden("#always")) == ("hard", False)
@@ -513,7 +513,7 @@ def test_documents_are_sent_watched_and_saved(visit: Visit, fake: FakeServer, tm
     for said in ("Translated into English", "the file is damaged", *wrong):
         window.page.wait_for_selector(f"#uploads >> text={said}")
     form = {"source": "de", "target": "en", "glossary": '[{"source":"Hund","target":"hound","mode":"soft"}]'}
-    assert [asked for asked in fake.asked if "text" not in asked] == [form] * 3  # once refused, two taken
+    assert [asked for asked in fake.asked if "text" not in asked] == [form] * 3  # one refused, two accepted
     with window.page.expect_download() as waited:
         window.page.click("#uploads >> text=Download")
     waited.value.save_as(tmp_path / "found")
@@ -521,7 +521,7 @@ def test_documents_are_sent_watched_and_saved(visit: Visit, fake: FakeServer, tm
     assert window.page.locator("#uploads progress").count() == 0
 
 
-def test_a_document_is_dropped_and_given_up(visit: Visit, fake: FakeServer) -> None:
+def test_a_document_is_dropped_and_cancelled(visit: Visit, fake: FakeServer) -> None:
     window = visit()
     fake.gate = False
     window.page.evaluate("""() => {
@@ -538,7 +538,7 @@ def test_a_document_is_dropped_and_given_up(visit: Visit, fake: FakeServer) -> N
 
 
 @pytest.mark.slow
-def test_text_is_in_a_link_only_if_asked_for(visit: Visit, fake: FakeServer) -> None:
+def test_text_is_in_a_link_only_on_request(visit: Visit, fake: FakeServer) -> None:
     window = visit()
     translate(window)
     window.page.keyboard.press("Alt+Shift+KeyC")
@@ -588,7 +588,7 @@ def states(visit: Visit, fake: FakeServer, **settings: Any) -> Iterator[Shown]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1280])
-def test_it_fits_and_can_be_read(visit: Visit, fake: FakeServer, width: int) -> None:
+def test_it_fits_and_is_legible(visit: Visit, fake: FakeServer, width: int) -> None:
     for window in states(visit, fake, width=width):
         assert window.page.evaluate("document.documentElement.scrollWidth") <= width
         boxes = window.page.evaluate(
@@ -609,7 +609,7 @@ def test_it_fits_and_can_be_read(visit: Visit, fake: FakeServer, width: int) -> 
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_axe_finds_nothing_that_keeps_people_out(visit: Visit, fake: FakeServer, width: int) -> None:
+def test_axe_finds_no_accessibility_problem(visit: Visit, fake: FakeServer, width: int) -> None:
     path = os.environ.get("ZIGGURAT_AXE")
     if not path:
         pytest.skip("$ZIGGURAT_AXE names no axe.min.js (npm install axe-core)")
@@ -642,7 +642,7 @@ def test_motion_and_forced_colours(visit: Visit, fake: FakeServer) -> None:
 # Real models
 
 
-def test_the_page_of_the_server_itself(visit: Visit, folders: dict[tuple[str, str], Path], tmp_path: Path) -> None:
+def test_the_page_with_real_models(visit: Visit, folders: dict[tuple[str, str], Path], tmp_path: Path) -> None:
     models = [{"path": str(path), "threads": 1} for path in folders.values()]
     config = ServeConfig.model_validate({"models": models, "names": {"qlo": "Qlo"}})
     text = "The dog runs.\n\nA child — 🐕 — barks."
@@ -679,14 +679,14 @@ def test_the_page_of_the_server_itself(visit: Visit, folders: dict[tuple[str, st
         window.page.select_option("#to", "qlo")
         window.page.select_option("#from", "de")  # through English
         shows(window, through.json()["translations"][0]["text"])
-        window.page.click("#target .word + .word >> nth=0")  # preceded by something
+        window.page.click("#target .word + .word >> nth=0")  # there is something before it
         window.page.wait_for_selector("#choices-said >> text=`prefix` and `next_words` need one model")
 
 
 # Files
 
 
-def test_the_files_ask_for_nothing_from_elsewhere_and_make_no_markup() -> None:
+def test_the_files_load_nothing_from_elsewhere_and_create_no_markup() -> None:
     markup = r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function| style=| on\w+=\""
     for path in FOLDER.iterdir():
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The queue: bounded, fair to clients, and without lines that nobody waits for any longer."""
+"""The queue: bounded, fair to clients, and free of lines for which no client waits any more."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_clients_take_turns(requests: list[tuple[str, int]]) -> None:
         taken.append(one)
     assert len(queue) == 0
     for client, texts in expected.items():
-        assert [each.text for each in taken if each.client == client] == texts  # each client's in order
+        assert [each.text for each in taken if each.client == client] == texts  # the lines of each client are in order
         places = [place for place, each in enumerate(taken) if each.client == client]
         for before, after in pairwise(places):  # clients take turns
             others = {each.client for each in taken[after:]} - {client}
@@ -48,7 +48,7 @@ def test_clients_take_turns(requests: list[tuple[str, int]]) -> None:
             assert len(between) == len(set(between))
 
 
-def test_a_request_is_taken_whole_or_not_at_all() -> None:
+def test_a_request_is_admitted_whole_or_not_at_all() -> None:
     queue = FairQueue(5, most_of_client=3)
     queue.put([queued() for _ in range(3)])
     queue.check("d", 2)
@@ -58,12 +58,12 @@ def test_a_request_is_taken_whole_or_not_at_all() -> None:
     queue.put([queued(client="d"), queued(client="d")])
     with pytest.raises(QueueFull):
         queue.check("e", 1)
-    FairQueue(2).check("c", 9)  # longer than the queue, but nobody else waits
-    queue.put([queued()])  # of an admitted request
+    FairQueue(2).check("c", 9)  # longer than the queue, but no other client waits
+    queue.put([queued()])  # lines of an admitted request
     assert len(queue) == 6
 
 
-def test_the_wait_is_estimated_from_what_was_done_lately() -> None:
+def test_the_wait_is_estimated_from_recent_work() -> None:
     queue = FairQueue(100)
     queue.put([queued() for _ in range(40)])
     assert queue.wait() == 1
@@ -92,7 +92,7 @@ def test_lines_with_other_options_stay() -> None:
     assert queue.oldest(other_than=other) is not None
     taken = queue.take(PLAIN)
     assert taken is not None
-    assert taken.text == "3"  # a client's turn comes with its first line: a client's lines keep their order
+    assert taken.text == "3"  # a client's first line decides its turn; its lines keep their order
     assert queue.take(PLAIN) is None
     first, second = queue.take(other), queue.take(PLAIN)
     assert first is not None

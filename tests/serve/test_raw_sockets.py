@@ -21,7 +21,7 @@ from ziggurat.serve.app import LINGER
 from ziggurat.serve.server import CONNECTIONS, HEAD, connections_within, reached_from_elsewhere
 
 HURRY = 2.0
-"""HURRY is how many seconds this server waits for a head or a body."""
+"""HURRY is the number of seconds that this server waits for a head or a body."""
 ASKED = b'{"q": "A dog", "source": "en", "target": "de"}'
 
 
@@ -99,8 +99,8 @@ BODIES = {
 
 
 @pytest.mark.parametrize(("case", "status"), list(zip(BODIES, (413, 413, 404, 400), strict=True)))
-def test_who_sends_too_much_sees_why_it_was_refused(case: str, status: int, server: Server) -> None:
-    """This holds although the client sends everything before it reads the answer."""
+def test_clients_that_send_too_much_see_the_reason(case: str, status: int, server: Server) -> None:
+    """This holds even if the client sends everything before it reads the answer."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         connection.sendall(BODIES[case])
         answer = b""
@@ -128,12 +128,12 @@ def test_the_limit_of_heads_is_the_same_however_packets_fall(parts: int, server:
 
     assert answers(padded(HEAD, CLOSE)) == [200]
     assert answers(padded(HEAD + 1, CLOSE)) == [431]
-    assert answers(padded(HEAD) + padded(HEAD + 1, CLOSE)) == [200, 431]  # also while it waits for its turn
+    assert answers(padded(HEAD) + padded(HEAD + 1, CLOSE)) == [200, 431]  # even while it waits for its turn
 
 
 @pytest.mark.slow
-def test_who_does_not_read_its_answers_is_cut_off(server: Server) -> None:
-    """More answers than fit into the system's buffers, to a client that reads none of them for a while."""
+def test_clients_that_do_not_read_answers_are_disconnected(server: Server) -> None:
+    """There are more answers than fit into the system's buffers, and the client reads none of them for a while."""
     asked = head(method="GET", path="/page.js")
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -148,25 +148,25 @@ def test_who_does_not_read_its_answers_is_cut_off(server: Server) -> None:
                 time.sleep(0.05)
 
         until(held=True)
-        with contextlib.suppress(ConnectionError):  # it may be cut off before everything is sent
+        with contextlib.suppress(ConnectionError):  # the server may close the connection before everything is sent
             connection.sendall(asked * 4000)
         until(held=False)
 
 
 @pytest.mark.slow
-def test_expecting_a_word_before_the_body_gets_it(server: Server) -> None:
+def test_expect_100_continue_is_answered(server: Server) -> None:
     said = server.exchange(head(JSON, LENGTH, CLOSE, "Expect: 100-continue"), ASKED, pause=0.3)
     assert statuses(said) == [100, 200]
 
 
 @pytest.mark.slow
-def test_who_takes_too_long_is_reported(server: Server) -> None:
+def test_slow_clients_get_a_timeout_error(server: Server) -> None:
     began = time.monotonic()
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as idle:
         drop, answer = head(JSON, LENGTH, CLOSE), b""
         with socket.create_connection(("127.0.0.1", server.port), timeout=30) as slow:
             slow.sendall(head(JSON, LENGTH))
-            for number in range(1, 40):  # a byte at a time would take the body ten seconds
+            for number in range(1, 40):  # byte by byte, the body would take ten seconds
                 try:
                     slow.sendall(ASKED[number - 1 : number])
                 except (BrokenPipeError, ConnectionResetError):
@@ -186,7 +186,7 @@ def test_who_takes_too_long_is_reported(server: Server) -> None:
 
 @pytest.mark.slow
 def test_many_slow_clients_block_no_other(server: Server) -> None:
-    """More connections than the server accepts at a time; once their time is over, others are answered again."""
+    """There are more connections than the server accepts at a time; once they time out, others are answered again."""
     waiting = []
     try:
         for _ in range(1010):
@@ -201,8 +201,8 @@ def test_many_slow_clients_block_no_other(server: Server) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
-def test_bytes_that_were_changed(count: int, server: Server) -> None:
-    """Good requests with bytes changed, removed, doubled or moved: an answer, or the end of the connection."""
+def test_corrupted_requests(count: int, server: Server) -> None:
+    """Valid requests with bytes changed, removed, doubled or moved get an answer, or the connection ends."""
     draw, seen = random.Random(3), Counter[int]()
     server.exchange(CASES["a good one"][0])
     before = server.process.memory_info().rss
@@ -230,7 +230,7 @@ def test_bytes_that_were_changed(count: int, server: Server) -> None:
 
 
 @pytest.mark.parametrize(("files", "most"), [(100_000, CONNECTIONS), (1000, 872), (256, 128), (44, 22), (2, 1), (1, 1)])
-def test_connections_leave_files_for_the_rest(files: int, most: int) -> None:
+def test_connections_leave_file_descriptors_for_other_work(files: int, most: int) -> None:
     assert connections_within(files) == most
 
 
@@ -239,7 +239,7 @@ def test_connections_leave_files_for_the_rest(files: int, most: int) -> None:
     [("127.0.0.1", False), ("127.9.0.1", False), ("::1", False), ("::ffff:127.0.0.1", False), ("0.0.0.0", True),
      ("::", True), ("10.0.0.3", True), ("fe80::1%eth0", True), ("::ffff:10.0.0.1", True)],
 )  # fmt: skip
-def test_addresses_that_others_reach(address: str, elsewhere: bool) -> None:
+def test_addresses_that_others_can_reach(address: str, elsewhere: bool) -> None:
     assert reached_from_elsewhere(address) == elsewhere
 
 
@@ -270,7 +270,7 @@ def test_more_connections_than_files(
             with contextlib.ExitStack() as idle:
                 for _ in range(80):
                     idle.enter_context(contextlib.closing(socket.create_connection(address, timeout=10)))
-                with contextlib.suppress(ConnectionError):  # refused too fast to be read
+                with contextlib.suppress(ConnectionError):  # refused before it could be read
                     assert status() == b"HTTP/1.1 503"
                 time.sleep(1.5)  # descriptors are tried again after a second
             time.sleep(1.5)

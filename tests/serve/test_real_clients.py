@@ -1,4 +1,4 @@
-"""Other people's client libraries against a running server, each in its own environment.
+"""Third-party client libraries against a running server, each in its own environment.
 
 $ZIGGURAT_CLIENTS_PYTHON is a Python with libretranslatepy, deep-translator, deepl and openai, $ZIGGURAT_ARGOS_PYTHON
 one with argostranslate, and $ZIGGURAT_CLIENTS_NODE a folder in which deepl-node is installed.

@@ -1,6 +1,6 @@
 """Recorded answers of LibreTranslate 1.9.6 compared with ours: status, kind, shape, and errors word for word.
 
-The recording itself is next to the repository, if there is one; only the shape of translations is compared, because
+The recording itself, if there is one, is next to the repository. Of translations only the shape is compared, because
 their texts depend on the models.
 """
 
@@ -154,7 +154,7 @@ def send_curl(client: TestClient, curl: str) -> tuple[int, str, str]:
 
 
 def shape(value: Any, key: str = "") -> Any:
-    """Return a value with its texts, numbers and flags unified, and a list reduced to one item per shape."""
+    """Return a value with placeholders for texts, numbers and flags, and with lists reduced to one item per shape."""
     if isinstance(value, dict):
         return {name: shape(each, name) for name, each in value.items()}
     if isinstance(value, list):

@@ -1,6 +1,4 @@
-"""Soft terms: the cost of a constrained search, what is dropped because of it, and that the rest of the request
-continues.
-"""
+"""Soft terms: the cost of a constrained search, which terms are dropped for it, and that the others still apply."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ def translation(text: str, log_probability: float) -> Translation:
 
 
 class Search:
-    """A search in which each phrase has the cost in COST, and a `lost` one is not in the result."""
+    """A search in which each phrase has its cost in COST, and a `lost` one is missing from the result."""
 
     def __init__(self, together: float = 0.0) -> None:
         self.calls: list[list[list[str]]] = []
@@ -63,19 +61,19 @@ def outcome(terms: list[list[str]], search: Search, free: str = "free") -> tuple
     return [each.text for each in found], dropped
 
 
-def test_what_costs_little_is_applied_in_one_search() -> None:
+def test_cheap_terms_are_applied_in_one_search() -> None:
     search = Search()
     assert outcome([["cheap", "fair"], [], ["fair"]], search) == (["free cheap fair", "free", "free fair"], {})
     assert search.calls == [[["cheap", "fair"], ["fair"]]]
 
 
-def test_what_is_there_is_not_searched_for() -> None:
+def test_terms_already_present_need_no_search() -> None:
     search = Search()
     assert outcome([["cheap"]], search, "a cheap one") == (["a cheap one"], {})
     assert search.calls == []
 
 
-def test_only_what_does_harm_is_dropped() -> None:
+def test_only_harmful_terms_are_dropped() -> None:
     search = Search()
     assert outcome([["cheap", "dear", "fair"], ["dear"]], search) == (
         ["free cheap fair", "free"],
@@ -105,14 +103,14 @@ def test_the_loss_is_per_token_of_the_terms() -> None:
     )
     assert loss(translation("a", -1.0), two, ["black dog"]) == pytest.approx(8 / 3)
     assert loss(translation("a", -1.0), two, ["cat"]) == float("inf")
-    assert loss(translation("a", -20.0), two, ["black"]) == 0.0  # the free search missed it
+    assert loss(translation("a", -20.0), two, ["black"]) == 0.0  # the unconstrained search missed it
 
 
 @pytest.mark.slow
 def test_over_http(serve: Serve, folders: dict[tuple[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     client = serve()
     translator = load_translator(folders["de", "en"])
-    # A model with random weights may continue inside the word, which then does not count as an applied term.
+    # A model with random weights may continue the word, so that the term does not count as applied.
     for text, target in itertools.product(SENTENCES, ("house", "tree", "dog", "a cat", "the")):
         free = translator.translate([text])[0].text
         wanted = translator.translate([text], constraints=[[target]], endings="candidates")[0].text

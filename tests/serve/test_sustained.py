@@ -1,4 +1,4 @@
-"""A server under load from clients that request, vanish, send slowly or send rubbish: no wrong answer, no leak.
+"""A server under load from clients that translate, vanish, send slowly or send garbage: no wrong answer, no leak.
 
 Each answered request has a sentence with a known translation.
 """
@@ -46,9 +46,9 @@ def server(folders: dict[tuple[str, str], Path]) -> Iterator[tuple[psutil.Proces
         assert found is not None
         yield psutil.Process(process.pid), int(found[1])
         process.send_signal(signal.SIGTERM)
-        said = process.stderr.read()
+        messages = process.stderr.read()
         assert process.wait(60) in (0, 143)
-        assert "Traceback" not in said, said
+        assert "Traceback" not in messages, messages
 
 
 def request(text: str) -> bytes:
@@ -58,7 +58,7 @@ def request(text: str) -> bytes:
 
 
 def exchange(port: int, parts: list[bytes], pause: float, *, read: bool) -> bytes:
-    """Send the parts with pauses between them; return the answer, or nothing if the client does not wait for it."""
+    """Send the parts with pauses between them; return the answer, or nothing if the client leaves."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         for part in parts:
             connection.sendall(part)
@@ -86,7 +86,7 @@ def client(port: int, count: int, seed: int, known: dict[str, str], seen: Counte
             rubbish = bytes(draw.randrange(256) for _ in range(draw.randrange(1, 400))) + b"\r\n\r\n"
             try:
                 answer = exchange(port, [rubbish], 0, read=True)
-            except ConnectionError:  # closed before everything was sent
+            except ConnectionError:  # the server closed the connection early
                 answer = b""
             seen["rubbish " + ("refused" if b" 400 " in answer[:20] or not answer else answer[:20].decode())] += 1
             continue
@@ -104,7 +104,7 @@ def test_load(count: int, server: tuple[psutil.Process, int], known: dict[str, s
     process, port = server
     seen: Counter[str] = Counter()
     memory = []
-    for part in range(4):  # the first quarter opens the model and fills the pools of the allocator
+    for part in range(4):  # the first quarter opens the model and fills the allocator's pools
         threads = [
             threading.Thread(target=client, args=(port, count // 4 // CLIENTS, 100 * part + n, known, seen))
             for n in range(CLIENTS)

@@ -18,7 +18,7 @@ from ziggurat.translate.results import Translation
 from ziggurat.translate.translator import Translator
 
 
-def test_waiters_get_the_lock_in_the_order_in_which_they_came() -> None:
+def test_waiters_get_the_lock_in_order_of_arrival() -> None:
     turns, order = FairLock(), list[int]()
     threads: list[threading.Thread] = []
 
@@ -38,7 +38,7 @@ def test_waiters_get_the_lock_in_the_order_in_which_they_came() -> None:
     assert order == list(range(5))
 
 
-def test_two_that_want_it_again_and_again_take_turns() -> None:
+def test_two_repeated_users_take_turns() -> None:
     turns, order = FairLock(), list[str]()
     both = threading.Barrier(2)
 
@@ -97,7 +97,7 @@ def test_lines_that_are_cancelled_leave_the_queue_and_a_whole_batch(copying: Tra
     queue.remove(lines[1:3])
     assert len(queue) == 2
     queue.put([queued(), queued(-1.0)])
-    queue.check("other", 1)  # the late one gives up its place
+    queue.check("other", 1)  # the late line loses its place
     assert len(queue) == 3
     assert [type(result) for result in results] == [DeadlineExceeded]
     batch = LineBatch(copying, TranslateOptions(next_words=True), 8)

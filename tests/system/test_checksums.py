@@ -1,4 +1,4 @@
-"""Checksum lists: what they notice, what they accept, and what they report."""
+"""Checksum lists: which changes they notice, accept and report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_whole_folder_passes_and_one_without_a_list_too(folder: Path) -> None:
+def test_an_intact_folder_passes_and_so_does_one_without_a_list(folder: Path) -> None:
     assert check_folder(folder) == {"weights", "config.yaml"}
     (folder / "notes.txt").write_text("mine")
     check_folder(folder)
@@ -37,7 +37,7 @@ def test_a_whole_folder_passes_and_one_without_a_list_too(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda path: path.unlink(), "missing"),
         (lambda path: path.write_bytes(bytes(5120)), "wrong checksum"),
@@ -45,10 +45,10 @@ def test_a_whole_folder_passes_and_one_without_a_list_too(folder: Path) -> None:
         (lambda path: (path.unlink(), os.mkfifo(path)), "not a file"),
     ],
 )
-def test_what_was_changed_is_named_with_the_way_out(folder: Path, damage: object, said: str) -> None:
+def test_changed_files_are_named_with_the_way_out(folder: Path, damage: object, message: str) -> None:
     damage(folder / "weights")  # type: ignore[operator]
     for check in (lambda: check_folder(folder), lambda: check_file(folder / "weights")):
-        with pytest.raises(CheckpointError, match=rf"weights: .*{said}.*; `make it` makes it"):
+        with pytest.raises(CheckpointError, match=rf"weights: .*{message}.*; `make it` makes it"):
             check()
     check_file(folder / "config.yaml")
     check_file(folder / "notes.txt")
@@ -79,7 +79,7 @@ def test_a_list_cannot_name_files_elsewhere(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("beam_size: 5", "beam_size: 8", r"decoding\.beam_size: 5 -> 8\); .*ziggurat translate .* beam_size=8"),
         ("beam_size: 5", "beam_size: 8", r"remove .*checksums\.json"),
@@ -89,9 +89,9 @@ def test_a_list_cannot_name_files_elsewhere(folder: Path) -> None:
         ("heads: 4", "heads: [", "not valid YAML.*`make it` makes it"),
     ],
 )
-def test_an_edited_configuration_is_refused_by_its_keys(folder: Path, old: str, new: str, said: str) -> None:
+def test_an_edited_configuration_is_refused_with_its_keys(folder: Path, old: str, new: str, message: str) -> None:
     (folder / "config.yaml").write_text(CONFIG.replace(old, new))
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         check_folder(folder)
 
 
@@ -100,7 +100,7 @@ def test_comments_and_order_are_not_an_edit(folder: Path) -> None:
     check_folder(folder)
 
 
-def test_a_file_that_has_settled_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_settled_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "large"
     path.write_bytes(b"abc")
     read: list[Path] = []

@@ -54,9 +54,9 @@ def test_a_pointer_is_not_taken_for_the_file(name: str, content: bytes, tmp_path
     if name.startswith("pairs"):
         corpus = CorpusConfig.model_validate({"path": str(path)})
         actions[name] = lambda: list(CorpusReader.of(corpus, "data.train.0", ("de", "en")).blocks())
-    said = said_of(actions.get(name, lambda: LineStream(path).available()))
-    assert "a pointer of Git" in said or "a pointer of git-annex" in said, said
-    assert name in said
+    message = said_of(actions.get(name, lambda: LineStream(path).available()))
+    assert "a pointer of Git" in message or "a pointer of git-annex" in message, message
+    assert name in message
 
 
 @pytest.mark.parametrize("content", POINTERS)
@@ -68,7 +68,7 @@ def test_a_pointer_among_the_files_of_a_manifest_is_named_as_one(content: bytes,
     assert "joint.spm: a pointer of" in said_of(lambda: check_folder(tmp_path))
 
 
-def test_what_only_begins_like_a_pointer_is_not_a_pointer(tmp_path: Path) -> None:
+def test_files_that_only_begin_like_a_pointer_are_not_pointers(tmp_path: Path) -> None:
     long = LFS + b"x" * MAX_POINTER_BYTES
     refuse_pointer("a", long)
     refuse_pointer("a", b"version 1\n")

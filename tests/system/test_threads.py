@@ -54,7 +54,7 @@ def test_times_leave_out_this_process_low_priority_and_foreign_cpus(
 
 
 def test_an_idle_team_is_held_and_released() -> None:
-    torch.ones(8).sum()  # the library is loaded
+    torch.ones(8).sum()  # loads the library
     before = len(os.listdir("/proc/self/task"))
     let_go = idle_team(3)
     held = len(os.listdir("/proc/self/task"))
@@ -67,7 +67,7 @@ def test_an_idle_team_is_held_and_released() -> None:
     assert len(os.listdir("/proc/self/task")) <= before
 
 
-def test_a_load_is_the_share_of_others_and_says_who_is_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_load_is_the_share_of_others_and_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool | None] = []
     times = iter([threads._Times(10.0, 5.0), threads._Times(12.0, 8.0)] * 2)
 
@@ -104,7 +104,7 @@ def test_threads_sleep_at_once_within_a_context(
 def test_a_crowded_machine_gets_a_team_while_it_is_crowded(
     asked: int, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = iter([0.0, 1.5, 3.0, 3.0, 3.0, *[3.0] * 5])  # CPU seconds of others: busy for two checks, then calm
+    others = iter([0.0, 1.5, 3.0, 3.0, 3.0, *[3.0] * 5])  # of other processes: busy for two checks, then calm
     clock = iter(range(100))
     events: list[str] = []
 
@@ -126,7 +126,7 @@ def test_a_crowded_machine_gets_a_team_while_it_is_crowded(
 
 
 @pytest.mark.parametrize("name", [None, "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"])
-def test_what_the_user_has_set_stays(name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_user_stay(name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
     for setting in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
         monkeypatch.delenv(setting, raising=False)
@@ -141,7 +141,7 @@ def test_what_the_user_has_set_stays(name: str | None, monkeypatch: pytest.Monke
 
 
 class _StartedError(Exception):
-    """Check that that many threads are being watched."""
+    """Check that this many threads are being watched."""
 
 
 def _train(folder: Path) -> None:
@@ -177,7 +177,7 @@ def test_long_computations_share_cores(
         torch.set_num_threads(before)
 
 
-def test_cpus_where_processes_cannot_be_bound_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpus_on_systems_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3})
     assert usable_cpus() == 2
     monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS

@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all; the sweep removes leftovers of dead processes and nothing of live ones."""
+"""Folders that appear whole or not at all; the sweep removes leftovers of dead processes but nothing of live ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def kill_and_wait(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path: Path) -> None:
-    """The next process to open it, reader or writer, finds it there, and only it once it is rewritten."""
+    """The next process to open it, reader or writer, finds the old folder; once it is rewritten, only the new one."""
     target, operation, missing = tmp_path / "x", 0, 0
     build(target, "old")
     while run_and_kill(lambda: build(target, "new"), str(tmp_path), operation := operation + 1):
@@ -64,7 +64,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_set_aside_while_its_writer_lives_is_waited_for(tmp_path: Path) -> None:
+def test_a_folder_set_aside_by_a_live_writer_is_waited_for(tmp_path: Path) -> None:
     build(tmp_path / "x", "old")
     other = held_by_another(
         tmp_path, "place = Staging(Path('x')); place.begin(); import os; os.rename('x', '.x.building.tmp/old')"
@@ -97,7 +97,7 @@ def test_a_half_deleted_folder_is_never_put_back(tmp_path: Path) -> None:
     assert halves > 2
 
 
-def test_the_sweep_takes_what_the_dead_left_and_nothing_else(tmp_path: Path) -> None:
+def test_the_sweep_removes_only_leftovers_of_dead_processes(tmp_path: Path) -> None:
     deep = tmp_path / "run" / "stages" / "012-layers"
     deep.mkdir(parents=True)
     other = held_by_another(deep, "f = atomic_file(Path('config.yaml')); f.__enter__(); s = Staging(Path('y'))")
@@ -128,7 +128,7 @@ def test_the_sweep_takes_what_the_dead_left_and_nothing_else(tmp_path: Path) -> 
     assert not list(deep.iterdir())
 
 
-def test_in_folders_of_others_only_what_was_to_have_the_name_goes(tmp_path: Path) -> None:
+def test_in_folders_of_others_only_half_written_files_of_that_name_go(tmp_path: Path) -> None:
     for name in (".out.txt.abcdefgh.tmp", ".report.abcdefgh.tmp", "sub/.out.txt.abcdefgh.tmp"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("half")
@@ -140,8 +140,10 @@ def test_in_folders_of_others_only_what_was_to_have_the_name_goes(tmp_path: Path
     }
 
 
-def test_a_sweep_between_making_and_locking_takes_no_live_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sweep may come first: then the writer makes another file, and never writes into one that is gone."""
+def test_a_sweep_between_making_and_locking_removes_no_live_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the sweep comes first, the writer makes another file, and never writes into the removed one."""
     sweeps = []
     original = fcntl.flock
 
@@ -160,7 +162,7 @@ def test_a_sweep_between_making_and_locking_takes_no_live_file(tmp_path: Path, m
 
 @pytest.mark.slow
 def test_two_threads_that_build_one_folder(tmp_path: Path) -> None:
-    """Repeat: each time one builds, or both do in turn; refused ones leave nothing behind."""
+    """Repeatedly, one of them builds, or both do in turn; a refused one leaves nothing behind."""
     refused: list[bool] = []
 
     def often() -> None:
@@ -189,7 +191,7 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_locks")
-def test_without_locks_nothing_that_may_be_alive_goes(tmp_path: Path) -> None:
+def test_without_locks_nothing_that_may_be_in_use_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".x.abcdefgh.tmp").write_text("perhaps alive")
     (tmp_path / ".y.building.tmp" / "new").mkdir(parents=True)
     (tmp_path / ".y.building.tmp" / "lock").touch()
@@ -203,7 +205,7 @@ def test_without_locks_nothing_that_may_be_alive_goes(tmp_path: Path) -> None:
     }
 
 
-def test_what_an_error_leaves(tmp_path: Path) -> None:
+def test_leftovers_of_an_error(tmp_path: Path) -> None:
     build(tmp_path / "x", "old")
     with pytest.raises(IsADirectoryError), building(tmp_path / "x") as folder:
         folder.write_text("half")
@@ -227,7 +229,7 @@ def test_a_failing_rename_puts_the_old_one_back(tmp_path: Path, monkeypatch: pyt
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_where_a_link_leads_is_replaced_and_not_the_link(tmp_path: Path) -> None:
+def test_the_target_of_a_link_is_replaced_and_not_the_link(tmp_path: Path) -> None:
     build(tmp_path / "far" / "x", "old")
     (tmp_path / "x").symlink_to(tmp_path / "far" / "x")
     with building(tmp_path / "x") as folder:
@@ -245,9 +247,7 @@ def test_a_file_in_the_way_stays(tmp_path: Path) -> None:
 
 
 def test_content_is_on_the_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file is synced before the rename and the folder after it: otherwise a power cut leaves a name without
-    content.
-    """
+    """Files are synced before the rename and the folder after it, or a power cut leaves a name without content."""
     done: list[str] = []
     inode_of = {}
 
@@ -277,7 +277,7 @@ def test_content_is_on_the_disk_before_its_name(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("kind", ["partial", "replaced"])
 @pytest.mark.parametrize("there", [True, False])
 def test_folders_of_like_names_stay(tmp_path: Path, kind: str, there: bool) -> None:
-    """Whole models may have such names: people use them for copies and unfinished downloads."""
+    """Whole models may have such names, which people give to copies and unfinished downloads."""
     if there:
         build(tmp_path / "x", "old")
     (tmp_path / f"x.{kind}").mkdir()

@@ -17,7 +17,7 @@ LINKS = [[(0, 0), (2, 0), (1, 3)], [(4, 1)], [(0, 0), (0, 5)], [(3, 3), (2, 2), 
 
 
 def batches(sizes: list[int], *, linked: bool = False) -> list[Batch]:
-    """Return the first pairs of the same seven, cut into batches of `sizes`, with their links if `linked`."""
+    """Return the first of the seven pairs, cut into batches of `sizes`, with their links if `linked`."""
     rng = np.random.default_rng(0)
     pairs = [[rng.integers(4, 20, n).astype(np.int32) for n in lengths] for lengths in LENGTHS]
     cuts = np.cumsum([0, *sizes])

@@ -1,4 +1,4 @@
-"""Faults in certain batches of a run, however often and in whatever process they run."""
+"""Faults in certain batches of a run, in whichever process and however often they run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _key(source: Tensor, target_in: Tensor) -> tuple[int, ...]:
 
 
 def poison(patch: pytest.MonkeyPatch, groups: list[Group], module: str, fault: Callable[[Tensor], Tensor]) -> None:
-    """From now on, models that training builds apply `fault` to the output of `module` for the batches of `groups`."""
+    """Make later models of training apply `fault` to the output of `module` for the batches of `groups`."""
     bad = {_key(batch.source, batch.target_in) for group in groups for batch in group.batches}
 
     def build(*args: Any, **options: Any) -> nn.Module:

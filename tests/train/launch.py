@@ -1,6 +1,6 @@
 """Runs a function of a test module in several processes, as torchrun would start them, over gloo.
 
-They are forked from a server that has already imported torch, which saves seconds for each of them.
+They are forked from a server that has already imported torch, which saves seconds per process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Started(NamedTuple):
-    """A process and its output."""
+    """A process and where its output goes."""
 
     process: ForkServerProcess
     output: Path
@@ -70,7 +70,7 @@ def launch(module: str, function: str, count: int, *arguments: str) -> list[Star
         port = probe.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
     folder, started = Path(tempfile.mkdtemp()), []
-    pretends = default_device().type == NAME  # then they have the device, too
+    pretends = default_device().type == NAME  # if so, they need the device, too
     for rank in range(count):
         files = [folder / f"{rank}.out", folder / f"{rank}.err"]
         for file in files:
@@ -85,7 +85,7 @@ def launch(module: str, function: str, count: int, *arguments: str) -> list[Star
 
 
 def finish(started: list[Started], timeout: float = 240.0) -> list[tuple[int, str, str]]:
-    """Wait for them; return status, output and errors of each, by rank."""
+    """Wait for the processes; return the status, output and errors of each, by rank."""
     end = time.monotonic() + timeout
     try:
         for one in started:

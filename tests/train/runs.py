@@ -1,4 +1,4 @@
-"""Training runs: the files that they leave, and the matrix of runs that an interruption must not affect."""
+"""Training runs: the files that they leave, and the configurations for which resuming must be exact."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def outcome(run: Path) -> dict[str, Any]:
 
 
 class Case(NamedTuple):
-    """One cell of the matrix for which resuming must be exact."""
+    """One configuration for which resuming must be exact."""
 
     precision: str = "fp32"
     growth: bool = False
@@ -94,7 +94,7 @@ class Case(NamedTuple):
         return "-".join(parts)
 
     def experiment(self, folder: Path, updates: int) -> Experiment:
-        """Return a run of so many updates on the store in `folder`; it grows before the middle and after."""
+        """Return a run of `updates` updates on the store in `folder`; it grows before and after the middle."""
         deep = tiny_experiment(
             folder,
             {"encoder": {"layers": 3}},
@@ -116,16 +116,16 @@ class Case(NamedTuple):
 
 
 def train_part(run: str, document: str, resume: str) -> None:
-    """Train with the configuration in a JSON document; also for tests.train.launch, which passes only texts."""
+    """Train with the configuration in a JSON document, because tests.train.launch passes only texts."""
     train(Path(run), Experiment.model_validate_json(document), resume=resume == "resume", console=QUIET)
 
 
 def assert_resumed_equals_whole(
     case: Case, corpus: Path, folder: Path, start: Callable[[str, str, str], object] = train_part
 ) -> None:
-    """Assert that 8 updates, a restart and 8 more leave the same as 16 at once, bit for bit.
+    """Assert that 8 updates, a restart and 8 more give the same as 16 at once, bit for bit.
 
-    `start` trains like `train_part`, in whatever processes.
+    `start` trains like `train_part`, in any number of processes.
     """
     whole, parts = folder / "whole", folder / "parts"
     long = case.experiment(corpus, 16).model_dump_json()

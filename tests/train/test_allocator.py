@@ -1,4 +1,4 @@
-"""Freed memory stays in the process or leaves it at once, as requested."""
+"""Freed memory stays in the process or is returned at once, as requested."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ print((before - resident()) / size)
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
 @pytest.mark.parametrize(("setting", "share"), [("keep_freed_memory", 0.0), ("give_back_freed_memory", 1.0)])
-def test_a_large_freed_block_stays_or_leaves(setting: str, share: float) -> None:
+def test_a_large_freed_block_is_kept_or_returned(setting: str, share: float) -> None:
     child = subprocess.run([sys.executable, "-c", CODE, setting], capture_output=True, text=True, check=True)
     assert float(child.stdout) == pytest.approx(share, abs=0.05)

@@ -23,7 +23,7 @@ HERE = "tests.train.test_average_score"
 
 
 def short(folder: Path, updates: int = 12, metric: str = "loss", kind: str = "ddp") -> Experiment:
-    """A run that learns fast until its end, so that the average of its checkpoints is worse than the last one."""
+    """A run that learns fast until the end, so that the average of its checkpoints is worse than the last one."""
     return tiny_experiment(
         folder,
         batch={"max_tokens": 200, "accumulate": 2},
@@ -49,8 +49,8 @@ def score_of(run: Path) -> AverageScore:
     return AverageScore(**found)
 
 
-def test_an_average_that_is_worse_is_passed_over_and_everybody_says_so(finished_run: tuple[Path, str]) -> None:
-    run, said = finished_run
+def test_a_worse_average_is_not_the_default_and_every_verb_reports_it(finished_run: tuple[Path, str]) -> None:
+    run, messages = finished_run
     found = score_of(run)
     assert found.value is not None
     assert found.value > found.rival_value == records(run, "validation")[-1]["nll"]
@@ -58,8 +58,8 @@ def test_an_average_that_is_worse_is_passed_over_and_everybody_says_so(finished_
     assert (record["update"], record["nll"]) == (12, found.value)
     assert "bleu" not in record  # the loss decides, so nothing is translated
     values = f"dev loss {found.value:.4f}, best {found.rival_value:.4f}"
-    assert f"averaged: dev nll {found.value:.4f}" in said
-    assert f"WORSE than best ({values})" in said
+    assert f"averaged: dev nll {found.value:.4f}" in messages
+    assert f"WORSE than best ({values})" in messages
     opened = open_model(run)
     assert opened.weights == run / "best" / "model.safetensors"
     assert opened.origin == f"{run}: best, update 12 (averaged/ is worse: {values}; `--which averaged` uses it)"
@@ -68,13 +68,13 @@ def test_an_average_that_is_worse_is_passed_over_and_everybody_says_so(finished_
     assert weights_origin(run, opened.weights) == opened.origin
 
 
-def test_the_value_is_that_of_the_averaged_model_and_again_when_the_run_is_resumed(
+def test_the_score_is_the_averaged_models_even_after_resuming(
     finished_run: tuple[Path, str], tiny_folder: Path, tmp_path: Path
 ) -> None:
-    """A run whose only update starts from the average's weights finds the same loss on the same dev set."""
+    """A run with one update that starts from the averaged weights finds the same loss on the same dev set."""
     run = shutil.copytree(finished_run[0], tmp_path / "run", symlinks=True)
     before, found = outcome(run), score_of(run)
-    (run / "averaged" / "validation.json").unlink()  # as of a run that was killed earlier
+    (run / "averaged" / "validation.json").unlink()  # as in a run that was killed earlier
     train(run, short(tiny_folder), resume=True, console=QUIET)
     assert (outcome(run), score_of(run)) == (before, found)
     tuned = tiny_experiment(
@@ -87,7 +87,7 @@ def test_the_value_is_that_of_the_averaged_model_and_again_when_the_run_is_resum
     assert records(tmp_path / "tuned", "validation")[-1]["nll"] == pytest.approx(found.value, abs=1e-5)
 
 
-def test_a_run_that_continues_has_the_records_of_one_that_never_stopped(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_records_of_an_uninterrupted_one(tiny_folder: Path, tmp_path: Path) -> None:
     train(tmp_path / "whole", short(tiny_folder, 16), console=QUIET)
     train(tmp_path / "parts", short(tiny_folder), console=QUIET)
     train(tmp_path / "parts", short(tiny_folder, 16), resume=True, console=QUIET)
@@ -108,7 +108,7 @@ def test_a_run_that_continues_has_the_records_of_one_that_never_stopped(tiny_fol
         ("loss", None, "best"),
     ],
 )
-def test_the_better_one_is_taken(
+def test_the_better_model_is_the_default(
     metric: str, value: float | None, taken: str, finished_run: tuple[Path, str], tmp_path: Path
 ) -> None:
     run = shutil.copytree(finished_run[0], tmp_path / "run", symlinks=True)
@@ -131,7 +131,7 @@ def test_a_damaged_score_is_an_error_and_an_average_by_hand_has_none(
     assert open_model(run).origin == f"{run}: averaged checkpoints"
 
 
-def test_a_metric_of_translations_is_measured_by_translating(tiny_folder: Path, tmp_path: Path) -> None:
+def test_metrics_of_translations_need_translations(tiny_folder: Path, tmp_path: Path) -> None:
     train(tmp_path / "run", short(tiny_folder, metric="chrf"), console=QUIET)
     found = score_of(tmp_path / "run")
     assert found.metric == "chrf"
@@ -144,7 +144,7 @@ def train_in_process(run: str, config: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
-def test_two_processes_measure_it_together(
+def test_two_processes_share_the_measurement(
     kind: str, finished_run: tuple[Path, str], tiny_folder: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "config.yaml"

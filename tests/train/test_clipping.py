@@ -64,7 +64,7 @@ def test_decisions_are_those_of_the_rule() -> None:
     assert [position for position, fine in enumerate(found) if not fine] == [300, 301, 500, 501]
 
 
-def test_nothing_is_skipped_before_the_average_is_trusted_but_what_is_huge() -> None:
+def test_until_the_average_is_trusted_only_huge_norms_are_skipped() -> None:
     clipper = AdaptiveClipper([0.0, 0.0, 0.0])
     assert all(clipper.admits(norm) for norm in [*[1.0] * 276, 1e4])
     assert clipper.sums[0] == pytest.approx(1 - 0.995**277)
@@ -74,7 +74,7 @@ def test_nothing_is_skipped_before_the_average_is_trusted_but_what_is_huge() -> 
 
 
 def test_a_lasting_change_is_followed() -> None:
-    """The statistics move with the norms they reject, so that training does not stop for good."""
+    """Rejected norms still move the statistics, so that training does not stop for good."""
     clipper = AdaptiveClipper([0.0, 0.0, 0.0])
     for norm in norms(1000):
         clipper.admits(norm)
@@ -139,7 +139,7 @@ def test_statistics_and_decisions_survive_a_resume(
     """A run that is stopped and resumed ends like an uninterrupted one, with skipped updates on both sides of the
     stop.
     """
-    monkeypatch.setattr(update, "_DECAY", 0.5)  # a short memory and no tolerance: of 10 updates some are skipped
+    monkeypatch.setattr(update, "_DECAY", 0.5)  # with a short memory and no tolerance some updates are skipped
     monkeypatch.setattr(update, "_DEVIATIONS", 0.0)
     ends, rejected = {}, []
     for name, stops in (("whole", [10]), ("parts", [5, 10])):

@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class Killed(BaseException):
-    """Ends a run like SIGKILL: nothing that catches errors catches it."""
+    """Ends a run like SIGKILL: no handler of errors catches it."""
 
 
 def experiment(folder: Path, **training: Any) -> Experiment:
@@ -46,7 +46,7 @@ def experiment(folder: Path, **training: Any) -> Experiment:
 
 
 def deeper(found: Experiment, **training: Any) -> Experiment:
-    """Return it with three encoder layers, and with further settings that need them."""
+    """Return the experiment with three encoder layers, and with settings that need them."""
     model = change_section(found.model, {"encoder": {"layers": 3}}, "model")
     return found.model_copy(update={"model": model, "training": change_section(found.training, training, "training")})
 
@@ -68,7 +68,7 @@ CASES: dict[str, Callable[[Path], Experiment]] = {
 
 
 def killed_before(number: int, patch: pytest.MonkeyPatch) -> None:
-    """Let runs die before their `number`-th update, counted from here on."""
+    """Make runs die before their `number`-th update, counted from now on."""
     updates = count(1)
 
     def update(*arguments: Any, **options: Any) -> Any:
@@ -80,7 +80,7 @@ def killed_before(number: int, patch: pytest.MonkeyPatch) -> None:
 
 
 def poisoned(case: str, configuration: Experiment, patch: pytest.MonkeyPatch) -> None:
-    """Give NaN for the batches of updates 10 and 11 in the case that rolls back."""
+    """Return NaN for the batches of updates 10 and 11 in the case that rolls back."""
     if case == "roll-back":
         poison(
             patch, planned(configuration, 10, 11), "encoder.layers.1.ffn.in_proj", lambda output: output * float("nan")
@@ -92,7 +92,7 @@ def poisoned(case: str, configuration: Experiment, patch: pytest.MonkeyPatch) ->
     "case", [pytest.param(c, marks=[pytest.mark.slow] * (c not in ("growth", "roll-back"))) for c in CASES]
 )
 def test_records_after_kills(case: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One run is killed repeatedly: on its way to a record, after one, around a roll-back or a stage."""
+    """One run is killed repeatedly: before and after a record, around a roll-back or a stage."""
     configuration, run = CASES[case](tiny_folder), tmp_path / "run"
     poisoned(case, configuration, monkeypatch)
     train(tmp_path / "whole", configuration, console=QUIET)
@@ -153,7 +153,7 @@ def stop_again_and_again(run: Path, configuration: Experiment, *numbers: int) ->
 
 @pytest.mark.slow
 def test_records_after_signals(tiny_folder: Path, tmp_path: Path) -> None:
-    """A stop's record of an open window is withdrawn: twice in one window, before a validation, at the end."""
+    """Resuming withdraws a stop's record of an open window: twice in one window, before a validation, at the end."""
     configuration = experiment(tiny_folder)
     train(tmp_path / "whole", configuration, console=QUIET)
     stop_again_and_again(tmp_path / "run", configuration, 2, 1, 3, 5, 11, 1)
@@ -164,7 +164,7 @@ def test_records_after_signals(tiny_folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_records_of_a_run_whose_end_a_resumed_validation_finds(tiny_folder: Path, tmp_path: Path) -> None:
-    """The signal comes in the update before the validation that ends training; then nothing is left to do."""
+    """The signal comes in the update before the validation that ends training, so nothing is left to train."""
     stuck = experiment(
         tiny_folder,
         schedule={"kind": "constant", "peak": 1e-30, "warmup_updates": 0, "initial": 0.0},
@@ -196,7 +196,7 @@ def test_a_checkpoint_of_an_earlier_version_has_no_sums(tiny_folder: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_trackers_hear_of_no_record_that_will_be_taken_back(tiny_folder: Path, tmp_path: Path) -> None:
+def test_trackers_get_no_record_that_is_later_withdrawn(tiny_folder: Path, tmp_path: Path) -> None:
     told: list[tuple[int, bool]] = []
 
     class Tracker:
@@ -215,8 +215,8 @@ def test_trackers_hear_of_no_record_that_will_be_taken_back(tiny_folder: Path, t
 
 
 @pytest.mark.slow
-def test_what_the_clock_asked_for_is_not_averaged(tiny_folder: Path, tmp_path: Path) -> None:
-    """However slow the machine, the same checkpoints are kept for averages, in addition to those due by the clock."""
+def test_checkpoints_due_by_the_clock_are_not_averaged(tiny_folder: Path, tmp_path: Path) -> None:
+    """Checkpoints due by the clock come in addition: the same ones are averaged, however slow the machine."""
     settings = {**SETTINGS["checkpoint"], "average_last": 2}
     counted = experiment(tiny_folder, checkpoint=settings)
     train(tmp_path / "counted", counted, console=QUIET)
@@ -233,7 +233,7 @@ def test_what_the_clock_asked_for_is_not_averaged(tiny_folder: Path, tmp_path: P
     same_records(tmp_path / "counted", tmp_path / "timed")
 
 
-def test_comparing_finds_what_is_not_the_clock_s(tiny_folder: Path, tmp_path: Path) -> None:
+def test_comparing_finds_differences_not_due_to_the_clock(tiny_folder: Path, tmp_path: Path) -> None:
     train(tmp_path / "one", experiment(tiny_folder, stop={"updates": 6}), console=QUIET)
     lines = (tmp_path / "one" / "metrics.jsonl").read_text().splitlines()
     for change in ({"loss": 1.0}, {"update": 4}, {"skipped": 1}, {"surplus": 1}):

@@ -1,4 +1,4 @@
-"""Every file of a checkpoint cut short or with a bit flipped; other formats; which checkpoints are skipped."""
+"""Every file of a checkpoint, truncated or with a flipped bit; other formats; which checkpoints are skipped."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_file_cut_short_or_missing_is_named(name: str, checkpoint: Path) -> No
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_turned_bit_is_found(name: str, checkpoint: Path) -> None:
+def test_every_flipped_bit_is_found(name: str, checkpoint: Path) -> None:
     """Flip one bit in every byte of `meta.json`, and in bytes throughout the tensor files."""
     file = checkpoint / name
     content = file.read_bytes()
@@ -100,7 +100,7 @@ def test_every_turned_bit_is_found(name: str, checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("how", ["cut", "turned"])
-def test_a_run_continues_from_the_checkpoint_before(
+def test_a_run_is_resumed_from_the_previous_checkpoint(
     name: str, how: str, experiment: Experiment, undamaged_run: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -144,7 +144,7 @@ def test_a_checkpoint_of_another_run_is_not_averaged_with_ours(undamaged_run: Pa
     shutil.copytree(undamaged_run, run, symlinks=True)
     newest = checkpoint_folders(run)[-1]
     meta = {key: value for key, value in read_meta(newest).items() if key != "checksum"}
-    meta["configuration"]["training"]["seed"] += 1  # like the other run's: of the same shape
+    meta["configuration"]["training"]["seed"] += 1  # as in another run whose weights have these shapes
     write_meta(newest, meta)
     with pytest.raises(CheckpointError, match=r"not a checkpoint of this run.*seed"):
         average_run(run, CheckpointSelection("last", 2), out=tmp_path / "out")
@@ -165,8 +165,8 @@ def test_another_format_is_refused_by_its_number(version: int, checkpoint: Path)
         load_checkpoint(checkpoint)
 
 
-def test_damaged_checkpoints_push_no_whole_one_out(tmp_path: Path) -> None:
-    """With the newest one damaged and one kept, further training must not delete the one from which it resumed."""
+def test_damaged_checkpoints_displace_no_intact_one(tmp_path: Path) -> None:
+    """With the newest checkpoint damaged and one kept, training must not delete the one from which it resumed."""
     for update in (14, 16):
         save_checkpoint(tmp_path, Checkpoint(RunProgress(update=update), {"w": torch.ones(1)}, {}, "store"), (2, 2))
     assert set_aside(tmp_path, after=14) == [tmp_path / "checkpoints" / "damaged-step-00000016"]
@@ -191,10 +191,10 @@ def test_a_folder_in_the_place_of_a_link_is_named(experiment: Experiment, undama
     assert (run / "last").readlink() == Path("checkpoints/step-00000006")
 
 
-def test_an_average_that_somebody_else_makes_is_waited_for(
+def test_an_average_computed_by_another_process_is_waited_for(
     experiment: Experiment, undamaged_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In that case training has succeeded, and must not report otherwise."""
+    """Training has succeeded then, and must not report a failure."""
     run = tmp_path / "run"
     shutil.copytree(undamaged_run, run, symlinks=True)
     config = change_section(experiment.training, {"checkpoint": {"average_last": 3}}, "training")
@@ -212,7 +212,7 @@ def test_an_average_that_somebody_else_makes_is_waited_for(
 
 
 @pytest.mark.parametrize("kind", ["damaged", "full"])
-def test_an_average_that_cannot_be_made_is_not_a_failure_of_the_run(
+def test_a_failed_average_does_not_fail_the_run(
     kind: str, experiment: Experiment, undamaged_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, said = tmp_path / "run", io.StringIO()
@@ -228,10 +228,8 @@ def test_an_average_that_cannot_be_made_is_not_a_failure_of_the_run(
     assert {"damaged": "step-00000004", "full": "No space left"}[kind] in said.getvalue()
 
 
-def test_links_that_a_kill_left_behind_are_mended_by_who_opens_the_run(
-    experiment: Experiment, undamaged_run: Path, tmp_path: Path
-) -> None:
-    """The scores' own metric decides: the configuration's may have no score yet (`--resume` has changed it)."""
+def test_opening_a_run_repairs_links_after_a_kill(experiment: Experiment, undamaged_run: Path, tmp_path: Path) -> None:
+    """The metric of the scores decides; that of the configuration may have none yet (`--resume` has changed it)."""
     run = tmp_path / "run"
     shutil.copytree(undamaged_run, run, symlinks=True)
     newest = run / "checkpoints" / "step-00000006"
@@ -259,15 +257,15 @@ def test_links_that_a_kill_left_behind_are_mended_by_who_opens_the_run(
     open_model(run, which="best")
     assert lead() == ["step-00000006", "step-00000004"]
     behind()
-    with locked(run):  # training in that folder repairs them itself
+    with locked(run):  # training in that folder repairs the links itself
         assert open_model(run, which="best").origin.endswith("best, update 2")
     assert lead() == ["step-00000002", "step-00000002"]
-    (newest / "meta.json").write_text("{")  # damaged: no reason to refuse another one
+    (newest / "meta.json").write_text("{")  # damaged, which is no reason to refuse another checkpoint
     open_model(run, which="4")
     assert lead()[0] == "step-00000004"
 
 
-def test_a_checkpoint_too_many_goes_when_the_run_is_resumed(undamaged_run: Path, tmp_path: Path) -> None:
+def test_surplus_checkpoints_are_deleted_on_resuming(undamaged_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(undamaged_run, run, symlinks=True)
     (run / "last").unlink()
@@ -282,10 +280,10 @@ def test_a_checkpoint_too_many_goes_when_the_run_is_resumed(undamaged_run: Path,
     assert {p.name for p in run.rglob(".*")} == {".lock", ".job"}
 
 
-def test_errors_of_the_machine_are_not_damage(
+def test_machine_errors_do_not_count_as_damage(
     experiment: Experiment, undamaged_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Too many open files must not lead to setting the newest checkpoint aside."""
+    """Too many open files must not cause the newest checkpoint to be set aside."""
     run = tmp_path / "run"
     shutil.copytree(undamaged_run, run, symlinks=True)
     original = Path.open

@@ -1,4 +1,4 @@
-"""Runs with staged and modified data: when a stage ends, and that an interruption changes nothing."""
+"""Runs with staged and modified data: when a stage ends, and that interruptions change nothing."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def uninterrupted_run(experiment: Experiment, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.slow
-def test_each_stage_ends_as_it_says(experiment: Experiment, uninterrupted_run: Path) -> None:
+def test_each_stage_ends_as_configured(experiment: Experiment, uninterrupted_run: Path) -> None:
     known = [read_progress(folder) for folder in checkpoint_folders(uninterrupted_run)]
     assert [p.stages_to_come for p in known] == sorted((p.stages_to_come for p in known), reverse=True)
     assert {p.stages_to_come for p in known} == {2, 1, 0, -1}
@@ -92,7 +92,7 @@ def test_each_stage_ends_as_it_says(experiment: Experiment, uninterrupted_run: P
     assert third >= 2
     assert last.epoch == third + 1
     assert last.batch == 0
-    # Early stopping: two validations in a row without a better one, counted from the beginning of the stage.
+    # Early stopping after two validations in a row without a better one, counted from the beginning of the stage.
     log = (uninterrupted_run / "log.txt").read_text()
     begun, ended = (
         int(re.findall(rf"update (\d+): stage {stage} of 3 of the data begins", log)[0]) for stage in (2, 3)
@@ -112,7 +112,7 @@ def test_an_interrupted_run_ends_the_same(experiment: Experiment, uninterrupted_
     run = tmp_path / "run"
     known = [read_progress(folder) for folder in checkpoint_folders(uninterrupted_run)]
     updates = known[-1].update
-    # At validations: a limit that is reached at any other update would add one, and patience counts them.
+    # The stops are at validations, because a stop at any other update adds one, and patience counts them.
     stops = [min(p.update for p in known if len(p.data_stages) == stage) // 2 * 2 + 2 for stage in (1, 3)]
     for number, stop in enumerate([*stops, 1000]):
         training = change_section(experiment.training, {"stop": {"updates": stop}}, "training")
@@ -145,7 +145,7 @@ def test_a_store_whose_corpora_have_changed_names_is_refused(experiment: Experim
         train(run, mine[1], resume=True, console=QUIET)
 
 
-def test_patience_of_the_run_counts_in_the_last_stage_alone(experiment: Experiment) -> None:
+def test_patience_of_the_run_counts_only_in_the_last_stage(experiment: Experiment) -> None:
     training = change_section(experiment.training, {"stop": {"patience": 3}}, "training")
     stages = experiment.data.stages
     p = RunProgress(validations_since_best=3)
@@ -153,7 +153,7 @@ def test_patience_of_the_run_counts_in_the_last_stage_alone(experiment: Experime
     assert (p.stages_to_come, finished(p, training)) == (2, None)
     p.advance(1, LoaderState(1, 0, (0, 1)), stages)
     assert (p.stages_to_come, p.validations_since_best) == (1, 0)
-    p.validations_since_best = 2  # by a validation of the previous stage
+    p.validations_since_best = 2  # counted by a validation of the previous stage
     assert not p.lose_patience(stages)
     assert p.validations_since_best == 0
     p.advance(1, LoaderState(1, 2, (0, 1)), stages)
@@ -165,7 +165,7 @@ def test_patience_of_the_run_counts_in_the_last_stage_alone(experiment: Experime
     assert finished(p, training) == "no better loss in 3 validations"
 
 
-def test_the_batches_tried_are_those_of_the_stage(experiment: Experiment) -> None:
+def test_trial_batches_are_those_of_the_stage(experiment: Experiment) -> None:
     """The second stage reads only one of the two corpora."""
     store = Store.open(experiment.data.store)
     place = LoaderState(1, 0, (0, 1))
@@ -175,8 +175,8 @@ def test_the_batches_tried_are_those_of_the_stage(experiment: Experiment) -> Non
     assert set(store.train.corpora[np.concatenate([batch.indices for batch in found])]) == {0}
 
 
-def test_an_epoch_is_planned_by_its_own_pairs_alone(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches must equal those from the lengths of all pairs; drawing for all takes as long as reading the store."""
+def test_an_epoch_is_planned_only_from_its_own_pairs(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches must equal those from the lengths of all pairs; drawing them all takes as long as reading the store."""
     loader, begin = loader_of(experiment, Store.open(experiment.data.store)), LoaderState()
     chosen, batch = loader.chosen(begin), experiment.training.batch
     seen: list[int] = []

@@ -1,4 +1,4 @@
-"""A run's reports on its depth: to trackers, the log, the bar and `diagnostics/warnings.jsonl`."""
+"""What a run reports about its depth: to trackers, the log, the progress bar and `diagnostics/warnings.jsonl`."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ CONFIG = TrainingConfig.model_validate({"schedule": {"warmup_updates": 10}, "log
 EXPERIMENT = hand_made.EXPERIMENT.model_copy(update={"training": CONFIG})
 
 
-class Told:
+class RecordingListener:
     """A stand-in for a Listener."""
 
-    name, failure, left_out = "Told", None, 0
+    name, failure, left_out = "RecordingListener", None, 0
 
     def __init__(self) -> None:
         self.scalar: list[tuple[int, dict[str, float]]] = []
@@ -55,14 +55,14 @@ def record(update: int, ratio: float = 1.0) -> Record:
     return Record(update, 1.5, {"encoder": 2, "decoder": 2}, {"gradient_norm": gradients, "r": {"encoder": ratio}})
 
 
-def parts(run: Path, *, update: int = 0) -> tuple[DepthReporter, Told, io.StringIO, MetricsWriter, RunLog]:
-    told, said = Told(), io.StringIO()
+def parts(run: Path, *, update: int = 0) -> tuple[DepthReporter, RecordingListener, io.StringIO, MetricsWriter, RunLog]:
+    told, said = RecordingListener(), io.StringIO()
     log = RunLog(run, Console(file=said, width=500))
     metrics = MetricsWriter(run, log, update=update, trackers=[told])  # type: ignore[list-item]
     return DepthReporter(run, metrics, log, EXPERIMENT, update=update), told, said, metrics, log
 
 
-def test_trackers_get_curves_at_once_and_heat_maps_ever_more_rarely(tmp_path: Path) -> None:
+def test_trackers_get_curves_at_once_and_heat_maps_less_and_less_often(tmp_path: Path) -> None:
     depth, told, *_ = parts(tmp_path)
     for update in range(100):
         depth.see(record(update))
@@ -97,7 +97,7 @@ def test_a_warning_goes_everywhere_once(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_warns_as_if_it_had_never_stopped(tmp_path: Path) -> None:
-    """The killed run had warned again after its checkpoint; the warning is repeated, but appears only once."""
+    """The killed run warned again after its checkpoint; resuming repeats the warning, but the file has it only once."""
     records = [record(u, ratio) for u, ratio in enumerate([1e-5, 1.0, 1.0, 1.0, 1e-5], start=1)]
     depth, *_ = parts(tmp_path)
     (tmp_path / DEPTH_FILE).parent.mkdir()
@@ -116,7 +116,7 @@ def test_a_resumed_run_warns_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     assert told.images, "heat maps have the records from before"
 
 
-def test_a_full_disk_is_said_once(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_once(tmp_path: Path) -> None:
     depth, _, said, *_ = parts(tmp_path)
     (tmp_path / "diagnostics").write_text("a file where the folder should be")
     depth.see(record(1, 1e-5))
@@ -137,7 +137,7 @@ def _update() -> UpdateResult:
 
 
 @pytest.mark.parametrize("width", [80, 200])
-def test_the_bar_and_the_log_show_where_a_run_stands(tmp_path: Path, width: int) -> None:
+def test_the_bar_and_the_log_show_progress(tmp_path: Path, width: int) -> None:
     depth, _, said, metrics, log = parts(tmp_path)
     screen = io.StringIO()
     console = Console(file=screen, width=width, force_terminal=True, color_system=None)
@@ -194,7 +194,7 @@ def test_a_busy_machine_is_reported_at_the_start_and_when_the_rate_falls(
 def test_a_whole_run_measures_warns_and_draws(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The band contains nothing; a stopped and resumed run has the same warnings, each once."""
+    """The healthy band is empty; a stopped and resumed run has the same warnings, each once."""
     monkeypatch.setattr("ziggurat.train.diagnosis.health.FADING", 1e9)
     run = tmp_path / "run"
     settings: dict[str, Any] = {"diagnostics": {"every_updates": 2, "max_share": None}, "tensorboard": True}

@@ -80,8 +80,8 @@ def test_training_stays_the_same_under(choices: dict[str, Any], tiny_folder: Pat
     assert all(math.isfinite(v) for r in records for v in r.values["gradient_norm"]["encoder"])
 
 
-def test_measuring_keeps_to_its_share(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that advances only for measurements, by one second, and updates, by ten."""
+def test_measuring_stays_within_its_share(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that advances by one second for measurements and by ten for updates, and not otherwise."""
     now = [0.0]
     monkeypatch.setattr(depth_records.time, "perf_counter", lambda: now[0])
     real = depth_records.measure
@@ -107,7 +107,7 @@ def test_measuring_keeps_to_its_share(tiny_folder: Path, tmp_path: Path, monkeyp
     assert [r.update for r in read_records(tmp_path / "run")] == [0, 8, 11]
 
 
-def test_what_is_too_large_for_memory_is_said_once(
+def test_measures_too_large_for_memory_are_reported_once(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(depth_records, "within_memory", lambda work, device: Shortage(1 << 20, 1 << 30))
@@ -170,7 +170,7 @@ def train_here(run: str, document: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
-def test_several_processes_leave_the_records_of_one(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
+def test_several_processes_leave_the_same_records_as_one(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
     def experiment(watching: dict[str, Any]) -> Experiment:
         return tiny_experiment(
             tiny_folder,
@@ -196,7 +196,7 @@ def test_several_processes_leave_the_records_of_one(kind: str, tiny_folder: Path
 
 
 @pytest.mark.slow
-def test_compiled_layers_are_seen_and_compile_nothing_more(tiny_folder: Path) -> None:
+def test_compiled_layers_are_measured_without_further_compilation(tiny_folder: Path) -> None:
     experiment = tiny_experiment(tiny_folder)
     store = Store.open(experiment.data.store)
     learner, model = (Learner(experiment, store, torch.device("cpu")) for _ in range(2))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from sacrebleu.metrics import BLEU
 
-from tests.cli.conftest import ziggurat as ziggurat  # the fixture
+from tests.cli.conftest import ziggurat as ziggurat  # a fixture
 from tests.conftest import tiny_experiment
 from tests.docs.pages import blocks
 from tests.train.runs import QUIET, outcome, records
@@ -67,7 +67,7 @@ SMALL += ["training.schedule.peak=0.01", "training.schedule.warmup_updates=2"]
 
 @pytest.fixture(scope="module")
 def recipe(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Experiment:
-    """The recipe for a small model on a few lines, with its store."""
+    """The recipe, with a small model and a few lines, and its store."""
     folder = tmp_path_factory.mktemp("multilingual")
     here = os.getcwd()
     os.chdir(folder)
@@ -102,9 +102,9 @@ def test_the_store_has_tags_directions_and_no_complaint(recipe: Experiment) -> N
         *((name, True) for name in TRAINED),
         *((name, False) for name in UNSEEN),
     ]
-    # Reports and warnings identify corpora by their names, and several files have the same name.
+    # Reports and warnings identify corpora by name, and several files have the same name.
     assert [corpus["name"] for corpus in store.manifest["corpora"]["dev"]] == [*TRAINED, *UNSEEN]
-    # Files of one direction are the other's, swapped: none is mistaken for an error.
+    # The files of one direction are those of the other, swapped; that is not mistaken for an error.
     assert store.manifest["notices"] == []
     first = store.train.pairs(np.flatnonzero(store.train.corpora == 3)[:1])[0][0]
     assert store.source.pieces(first[:1].tolist()) == ["<2en>"]
@@ -121,7 +121,7 @@ def test_temperature_evens_out_the_directions(recipe: Experiment) -> None:
 
 
 @pytest.mark.slow
-def test_each_direction_has_scores_of_its_own_and_unseen_ones_decide_nothing(run: Path, recipe: Experiment) -> None:
+def test_each_direction_has_its_scores_and_unseen_ones_decide_nothing(run: Path, recipe: Experiment) -> None:
     store = Store.open(recipe.data.store)
     directions = directions_of(store)
     assert store.dev is not None
@@ -143,7 +143,7 @@ def test_each_direction_has_scores_of_its_own_and_unseen_ones_decide_nothing(run
     assert "de-fr (zero-shot) BLEU" in (run / "log.txt").read_text(encoding="utf-8")
 
 
-def test_scores_are_of_the_direction_s_own_lines(recipe: Experiment) -> None:
+def test_scores_cover_only_the_lines_of_the_direction(recipe: Experiment) -> None:
     validator = Validator(Store.open(recipe.data.store), recipe.training, recipe.decoding)
     assert len(validator.sources) == 8 * 4
     assert validator.tags[:8] == ["<2de>"] * 4 + ["<2en>"] * 4
@@ -154,7 +154,7 @@ def test_scores_are_of_the_direction_s_own_lines(recipe: Experiment) -> None:
     assert found[2] == pytest.approx(BLEU().corpus_score(outputs[8:12], [validator.references[8:12]]).score)
 
 
-def test_bleu_without_layers_is_the_mean_of_the_directions_by_their_tags(
+def test_bleu_without_layers_is_the_mean_over_directions(
     recipe: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store.open(recipe.data.store)
@@ -241,7 +241,7 @@ def test_scores_of_deleted_checkpoints_are_forgotten() -> None:
     }
 
 
-def test_links_stay_where_scores_were_forgotten(tiny_folder: Path, tmp_path: Path) -> None:
+def test_links_stay_if_scores_were_forgotten(tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(run, tiny_experiment(tiny_folder, stop={"updates": 3}, checkpoint={"every_updates": 1}), console=QUIET)
     folders = checkpoint_folders(run)
@@ -252,7 +252,7 @@ def test_links_stay_where_scores_were_forgotten(tiny_folder: Path, tmp_path: Pat
     assert [folder.name for folder in checkpoint_folders(run)] == ["step-00000001", "step-00000003"]
 
 
-def test_a_dev_set_of_one_direction_is_as_ever(tiny_folder: Path) -> None:
+def test_a_dev_set_of_one_direction_has_no_separate_scores(tiny_folder: Path) -> None:
     store = Store.open(tiny_experiment(tiny_folder).data.store)
     (direction,) = directions_of(store)
     assert store.dev is not None

@@ -51,7 +51,7 @@ def test_the_module_that_first_returns_it_is_named(name: str, value: float, kind
     assert fault(model, precision=precision) == f"{name}: output is {kind} in the forward pass"
 
 
-def test_what_arises_between_two_modules_is_found_at_the_input_of_the_second() -> None:
+def test_values_arising_between_two_modules_are_found_at_the_input_of_the_second() -> None:
     """Queries and keys are finite, their products are not."""
     model = small()
     with torch.no_grad():
@@ -59,7 +59,7 @@ def test_what_arises_between_two_modules_is_found_at_the_input_of_the_second() -
     assert fault(model) == "encoder.layers.2.self_attn.dropout: input is NaN in the forward pass"
 
 
-def test_a_parameter_that_is_itself_not_finite_comes_before_all_else() -> None:
+def test_a_non_finite_parameter_is_reported_first() -> None:
     model = small()
     spoil(model, "encoder.layers.0.ffn.in_proj", math.nan)
     with torch.no_grad():
@@ -67,8 +67,8 @@ def test_a_parameter_that_is_itself_not_finite_comes_before_all_else() -> None:
     assert fault(model) == "parameter decoder.layers.2.ffn.out_proj.bias is inf"
 
 
-def test_the_gradient_named_is_where_the_backward_pass_first_fails() -> None:
-    """Everything below inherits it, so the last layer in module order is at fault."""
+def test_the_named_gradient_is_the_first_that_fails() -> None:
+    """Everything below inherits it, so the last layer in module order is the culprit."""
     model = small()
 
     def hook(_module: object, _inputs: object, output: Tensor) -> None:
@@ -87,7 +87,7 @@ def test_a_single_gradient_that_overflows_is_named() -> None:
     assert fault(model) == f"gradient of {name} is inf"
 
 
-def test_a_loss_that_overflows_behind_finite_states_is_said_to() -> None:
+def test_a_loss_that_overflows_after_finite_states_is_reported() -> None:
     separate = small_config(1, 1, embedding={"sharing": "none"})
     model = build_model(separate, 20, 20)
     with torch.no_grad():
@@ -104,7 +104,7 @@ def test_a_spike_or_an_overflowing_norm_names_the_largest_gradient() -> None:
 
 
 def test_the_dropout_masks_are_those_of_the_update_and_nothing_is_left_behind() -> None:
-    """With NaN for only half the batch seeds, it is found exactly there."""
+    """If only half of the batch seeds give NaN, it is found for exactly those."""
     model = small().train()
 
     def hook(_module: object, _inputs: object, output: Tensor) -> Tensor | None:
@@ -119,8 +119,8 @@ def test_the_dropout_masks_are_those_of_the_update_and_nothing_is_left_behind() 
             torch.manual_seed(seed + number)
             hidden.append(model(b.source, b.source_mask, b.target_in))
         nan = not all(torch.isfinite(h).all() for h in hidden)
-        said = fault(model, seed=seed)
-        assert nan == said.startswith("encoder.layers.1.ffn.in_proj: output is NaN")
+        message = fault(model, seed=seed)
+        assert nan == message.startswith("encoder.layers.1.ffn.in_proj: output is NaN")
         found[nan] += 1
     assert min(found.values()) > 0
     assert all(p.grad is None for p in model.parameters())
@@ -133,13 +133,13 @@ RNMT = small_config(2, 2, family="rnmt", embedding={"positions": "none", "sharin
 
 @pytest.mark.parametrize("config", [RNMT, *map(model, covering(1))])
 def test_a_healthy_model_shows_no_fault(config: ModelConfig) -> None:
-    """Whatever its parts are: a bias of -inf does not count as a fault."""
+    """This includes any part of the model: a bias of -inf does not count as a fault."""
     assert fault(build_model(config, 20, 20)).startswith("run again, every state and gradient is finite")
 
 
 @pytest.mark.slow
 def test_inner_modules_of_compiled_layers_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The layers are marked, but nothing is compiled: the second run works without the compiler."""
+    """The layers are marked but not compiled, because the second run works without the compiler."""
     model = small()
     compile_layers(model)
     spoil(model, "decoder.layers.1.ffn.in_proj", math.nan)

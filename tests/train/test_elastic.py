@@ -41,8 +41,8 @@ def workers(agent: int) -> list[int]:
     return [child.pid for child in psutil.Process(agent).children() if "ziggurat" in child.cmdline()]
 
 
-@pytest.mark.slow  # five processes import torch; the tests below and test_parallel.py cover its parts
-def test_a_killed_worker_leads_to_the_weights_of_a_run_that_was_not(data: Path, tmp_path: Path) -> None:
+@pytest.mark.slow  # five processes import torch; test_parallel.py and the tests below cover the parts
+def test_a_killed_worker_does_not_change_the_weights(data: Path, tmp_path: Path) -> None:
     experiment = tiny(
         data,
         batch={"max_tokens": 200, "accumulate": 2},
@@ -81,7 +81,7 @@ def test_a_killed_worker_leads_to_the_weights_of_a_run_that_was_not(data: Path, 
 
 @pytest.mark.slow
 def test_workers_end_when_torchrun_is_killed(data: Path, tmp_path: Path) -> None:
-    """They end within seconds, as after SIGTERM, with a checkpoint of their current update, from which all resume."""
+    """As after SIGTERM, they end within seconds with a checkpoint of the current update, from which all resume."""
     experiment = tiny(
         data,
         batch={"max_tokens": 200, "accumulate": 2},
@@ -134,23 +134,21 @@ def test_the_same_command_started_again_by_torchrun_resumes_the_run(
     for start in range(2):
         with pytest.raises(SystemExit) as stop:
             main(["train", str(config), "--run", str(run)])
-        said = capsys.readouterr().err
-        assert not stop.value.code, said
-        assert (f"{run} was started by this job:" in said) == ("resumed after update 2" in said) == (start == 1)
+        messages = capsys.readouterr().err
+        assert not stop.value.code, messages
+        assert (f"{run} was started by this job:" in messages) == ("resumed after update 2" in messages) == (start == 1)
         assert [folder.name for folder in checkpoint_folders(run)] == ["step-00000002", "step-00000004"]
         shutil.rmtree(run / "checkpoints" / "step-00000004")  # as if it had been killed earlier
 
 
-def test_only_the_job_that_made_a_run_continues_with_it_unasked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_job_that_made_a_run_resumes_it_automatically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID")
     for name in names:
         monkeypatch.delenv(name, raising=False)
     run = tmp_path / "run"
     run.mkdir()
     with run_lock(run):
-        assert not was_requeued(run)  # no job has a name
+        assert not was_requeued(run)  # no job id is known
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     with run_lock(run):
@@ -167,7 +165,7 @@ def test_only_the_job_that_made_a_run_continues_with_it_unasked(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "b")
     assert not was_requeued(run)
     assert not was_requeued(tmp_path / "nowhere")
-    for name in ("my job", b"caf\xe9".decode("utf-8", "surrogateescape")):  # as the environment passes other bytes
+    for name in ("my job", b"caf\xe9".decode("utf-8", "surrogateescape")):  # how the environment passes other bytes
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", name)
         with run_lock(run):
             assert was_requeued(run)

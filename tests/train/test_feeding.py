@@ -22,7 +22,7 @@ TENSORS = ("source", "source_mask", "target_in", "target_out", "target_mask")
 
 @pytest.fixture
 def events_of_feeding(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The order of events without a GPU."""
+    """The order of events, recorded without a GPU."""
     events: list[str] = []
     current = ["main"]
 
@@ -63,7 +63,7 @@ def contents(groups: list[Group]) -> list[list[int]]:
     return [getattr(batch, name).flatten().tolist() for group in groups for batch in group.batches for name in TENSORS]
 
 
-def test_a_cpu_gets_the_loader_s_own_groups(tiny_folder: Path) -> None:
+def test_on_a_cpu_groups_pass_unchanged(tiny_folder: Path) -> None:
     loader = feeding.loader_of(tiny_experiment(tiny_folder), Store.open(str(tiny_folder / "store")))
     got = list(islice(feeding.to_device(loader, LoaderState(0, 2), CPU), 3))
     expected = list(islice(loader.groups(LoaderState(0, 2)), 3))
@@ -71,7 +71,7 @@ def test_a_cpu_gets_the_loader_s_own_groups(tiny_folder: Path) -> None:
     assert [group.state_after for group in got] == [group.state_after for group in expected]
 
 
-def test_the_next_group_is_on_its_way_before_one_is_handed_out(tiny_folder: Path, events_of_feeding: list[str]) -> None:
+def test_the_next_group_is_sent_before_one_is_returned(tiny_folder: Path, events_of_feeding: list[str]) -> None:
     loader = feeding.loader_of(tiny_experiment(tiny_folder), Store.open(str(tiny_folder / "store")))
     expected = list(islice(loader.groups(), 3))
     groups = feeding.send_ahead(iter(islice(loader.groups(), 9)), CPU)
@@ -112,4 +112,4 @@ def test_sentences_are_as_long_as_learned_positions_allow(tiny_folder: Path, mon
     learned = tiny_experiment(tiny_folder, {"embedding": {"positions": "learned", "max_positions": 60}})
     store = Store.open(plain.data.store)
     assert feeding.loader_of(plain, store) is None
-    assert feeding.loader_of(learned, store) == 59  # and end-of-sentence
+    assert feeding.loader_of(learned, store) == 59  # plus end-of-sentence

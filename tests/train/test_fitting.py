@@ -80,10 +80,10 @@ def test_a_trial_leaves_everything_unchanged(tiny_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_trial_takes_the_room_that_an_update_takes(
+def test_a_trial_takes_as_much_memory_as_an_update(
     accumulate: int, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Moments are there, every layer is, and with several batches per update so are the gradients of the first."""
+    """Moments and all layers are present; with several batches per update, so are the gradients of the first."""
     batch = {"max_tokens": 400, "accumulate": accumulate}
     experiment = tiny_experiment(tiny_folder, {"encoder": {"layer_drop": 0.9}}, batch=batch)
     learner = Learner(experiment, Store.open(experiment.data.store), CPU)
@@ -146,7 +146,7 @@ def test_the_budget_is_the_largest_that_fits(limit: int, lowest: int) -> None:
 
 
 def only_fits(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """Batches with more than that many padded tokens on their longer side are too large."""
+    """Batches with more padded tokens than that on their longer side are too large."""
 
     def judge(_learner: Learner, batches: list[Any], _config: Any, **_options: Any) -> setup.TooLarge | None:
         for batch in batches:
@@ -158,7 +158,7 @@ def only_fits(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
 
 
 @pytest.mark.slow
-def test_the_budget_found_is_that_of_the_run_and_of_its_resumption(
+def test_the_budget_that_was_found_also_holds_after_resuming(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only_fits(monkeypatch, 1300)
@@ -178,10 +178,10 @@ def test_the_budget_found_is_that_of_the_run_and_of_its_resumption(
     assert final_bytes(run, 4) == final_bytes(tmp_path / "plain", 4)
 
 
-def test_a_run_continues_with_what_was_found_when_it_began(
+def test_a_resumed_run_keeps_the_budget_found_at_its_start(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call with the original configuration, as from pipelines, does not repeat the search."""
+    """A call with the original configuration, as pipelines make it, does not repeat the search."""
     only_fits(monkeypatch, 1300)
     monkeypatch.setattr("ziggurat.train.objective.training_precision", lambda *_: "bf16")
 
@@ -207,7 +207,7 @@ def found(experiment: Experiment) -> tuple[Experiment, str]:
     return fit_batches(experiment, store, Learner(experiment, store, CPU))
 
 
-def test_a_search_that_cannot_succeed_says_why(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hopeless_search_reports_the_reason(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     only_fits(monkeypatch, 100)
     with pytest.raises(
         TrainingError, match=r"the largest to come, does not fit into memory: 1\.0 MiB more needed, with"
@@ -221,14 +221,14 @@ def test_a_search_that_cannot_succeed_says_why(tiny_folder: Path, monkeypatch: p
 
 def test_a_corpus_that_fits_whole_ends_the_search(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     only_fits(monkeypatch, 10**9)
-    fitted, said = found(tiny_experiment(tiny_folder, batch={"fit": True, "fit_margin": 0.0}))
-    assert "more was not tried" in said
+    fitted, message = found(tiny_experiment(tiny_folder, batch={"fit": True, "fit_margin": 0.0}))
+    assert "more was not tried" in message
     store = Store.open(tiny_experiment(tiny_folder).data.store)
     longest = 1 + max(int(store.train.source_lengths.max()), int(store.train.target_lengths.max()))
     assert fitted.training.batch.max_tokens == -(-300 * longest // 256) * 256
 
 
-def test_a_model_that_grows_is_tried_at_full_depth(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_growing_model_is_tried_at_full_depth(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     depths: list[tuple[int, int]] = []
     monkeypatch.setattr(setup, "try_batches", lambda learner, *_, **__: depths.append(learner.depth))
     growth = {"stages": [{"layers": 1, "updates": 5}], "keep_stages": False}
@@ -310,7 +310,7 @@ MEMINFO = "MemTotal:  900 kB\nMemAvailable:   800 kB\n"
         ("0::/\n", {}, 800 << 10),
         ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/b/memory.current": "5\n"}, 800 << 10),
         (
-            "0::/a/b\n",  # the enclosing group is tighter; its reclaimable pages count as free
+            "0::/a/b\n",  # the enclosing group has the lower limit; its reclaimable pages count as free
             {
                 "a/b/memory.max": "700000\n",
                 "a/b/memory.current": "100000\n",
@@ -332,13 +332,13 @@ MEMINFO = "MemTotal:  900 kB\nMemAvailable:   800 kB\n"
         ),
     ],
 )
-def test_available_memory_is_the_least_that_machine_and_groups_leave(
+def test_available_memory_is_the_minimum_over_machine_and_groups(
     cgroup: str, files: dict[str, str], expected: int, tmp_path: Path
 ) -> None:
     assert available_memory(*system(tmp_path, MEMINFO, cgroup, files)) == expected
 
 
-def test_nothing_known_is_none(tmp_path: Path) -> None:
+def test_unknown_memory_is_none(tmp_path: Path) -> None:
     assert available_memory(tmp_path, tmp_path) is None
 
 
@@ -382,23 +382,21 @@ except TrainingError as error:
 def test_under_a_real_limit_a_budget_is_found_and_a_run_that_cannot_fit_leaves_no_folder(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
-    """There are 500 MiB to grow into, half of it for the trial; ten inner states of 2,048 values take 80 KiB per
-    token.
-    """
+    """500 MiB are free, half of which is for the trial; ten inner states of 2,048 values take 80 KiB per token."""
     command = [sys.executable, "-c", CHILD, str(tiny_folder), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
-    budget, said = done.stdout.splitlines()
+    budget, message = done.stdout.splitlines()
     assert int(budget) % 256 == 0
     assert 256 <= int(budget) <= (250 << 20) // (80 << 10)
-    assert "sentence pairs of" in said
-    assert "does not fit into memory" in said
-    assert "in use; weights, gradients and moments alone take 10.6 MiB" in said
-    assert "`training.batch.max_tokens` (6000;" in said
+    assert "sentence pairs of" in message
+    assert "does not fit into memory" in message
+    assert "in use; weights, gradients and moments alone take 10.6 MiB" in message
+    assert "`training.batch.max_tokens` (6000;" in message
     assert not (tmp_path / "once").exists()
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
-def test_the_limit_is_that_part_of_what_is_free_and_is_lifted_afterwards(
+def test_the_limit_is_a_share_of_free_memory_and_is_lifted_afterwards(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "available_memory", lambda: 64 << 30)

@@ -1,4 +1,4 @@
-"""Writers of folders, killed at every file operation and run again: they end with the tree of an undisturbed one.
+"""Writers of folders, killed at every file operation and run again, end with the same tree as undisturbed ones.
 
 The quick suite tries some of the operations, the slow suite all of them.
 """
@@ -44,7 +44,7 @@ def run(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def saved(folder: Path, update: int) -> None:
-    """Write one checkpoint of a run that keeps one, and delete what it does not keep."""
+    """Write a checkpoint in a run that keeps only one, and delete the others."""
     run = folder / "run"
     run.mkdir(exist_ok=True)
     clear_leftovers(run)
@@ -63,7 +63,7 @@ def left(folder: Path) -> dict[str, object]:
 
 
 def killed_everywhere(work: Work, folder: Path, begin: Work, look: Work, every: int) -> int:
-    """Kill `work` at one file operation in that many, then repeat it; return how many kills there were."""
+    """Kill `work` at every `every`-th file operation and repeat it; return the number of kills."""
 
     def fresh() -> Path:
         shutil.rmtree(folder, ignore_errors=True)
@@ -83,7 +83,7 @@ def killed_everywhere(work: Work, folder: Path, begin: Work, look: Work, every: 
 
 
 def nothing(folder: Path) -> None:
-    """There is nothing to start from, or to check."""
+    """Do nothing: nothing has to be prepared, or checked."""
 
 
 def opens(folder: Path) -> None:
@@ -102,7 +102,7 @@ EVERY = [pytest.param(29, id="sample"), pytest.param(1, id="all", marks=pytest.m
 @pytest.fixture(autouse=True)
 def _forks_have_one_thread() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # about forking with threads: the child computes with one
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forking with threads; the child uses one
         yield
 
 
@@ -115,7 +115,7 @@ def test_average(run: Path, tmp_path: Path, replacing: bool, every: int) -> None
     begin = an_older_one(run) if replacing else nothing
 
     def average(folder: Path) -> None:
-        # Anything of this name is whole; after a kill between two renames the next writer restores the older one.
+        # Whatever has this name is whole; after a kill between two renames the next writer restores the older folder.
         force = replacing or (folder / "out").exists()
         average_run(run, CheckpointSelection("last", 3), out=folder / "out", force=force)
 

@@ -79,8 +79,8 @@ def test_frozen_weights_stay_as_they_are_and_have_no_moments(frozen: Path, start
     assert f"frozen: {', '.join(NAMES)}, {fixed:,} parameters; {trained:,} of them trained" in log
 
 
-def test_what_is_not_frozen_is_trained_as_if_all_were(tiny_folder: Path, start: Path, tmp_path: Path) -> None:
-    """Gradients of the first update do not depend on what is frozen; their norm includes only trained parameters."""
+def test_unfrozen_parts_are_trained_as_in_full_training(tiny_folder: Path, start: Path, tmp_path: Path) -> None:
+    """The gradients of the first update do not depend on frozen parts; their norm covers only trained parameters."""
     more: dict[str, Any] = {"start_from": str(start), "clip_norm": None}
     for name, names in (("all", []), ("some", NAMES)):
         train(tmp_path / name, freezing(tiny_folder, names, 1, **more), console=QUIET)
@@ -101,7 +101,7 @@ def test_what_is_not_frozen_is_trained_as_if_all_were(tiny_folder: Path, start: 
 
 
 @pytest.mark.slow
-def test_interrupted_and_resumed_it_ends_with_the_same_bits(
+def test_an_interrupted_run_ends_with_the_same_bits(
     frozen: Path, tiny_folder: Path, start: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "parts"
@@ -137,7 +137,9 @@ def test_two_processes_train_the_same(kind: str, frozen: Path, tiny_folder: Path
     ],
     ids=str,
 )
-def test_next_to_other_ways_of_training(more: dict[str, Any], tiny_folder: Path, start: Path, tmp_path: Path) -> None:
+def test_together_with_other_training_options(
+    more: dict[str, Any], tiny_folder: Path, start: Path, tmp_path: Path
+) -> None:
     names = ["source_embedding", "target_embedding", "output", "encoder.1", "decoder.1"]
     train(tmp_path / "run", freezing(tiny_folder, names, 4, start_from=str(start), **more), console=QUIET)
     before, after = weights(open_model(start).model), newest(tmp_path / "run")
@@ -169,7 +171,7 @@ def test_layers_without_gradients_are_not_a_warning(tiny_folder: Path, start: Pa
 def test_a_grown_model_is_trained_above_its_old_layers(
     strategy: Any, tiny_folder: Path, start: Path, tmp_path: Path
 ) -> None:
-    """Like the 12-layer model of Li et al. 2020 that is stacked on a trained 6-layer one."""
+    """As with the 12-layer model of Li et al. 2020, which is stacked on a trained 6-layer model."""
     grow_model(start, tmp_path / "grown", layers=4, strategy=strategy)
     more: dict[str, Any] = {"start_from": str(tmp_path / "grown"), "model": {"encoder": {"layers": 4}}}
     run = tmp_path / "run"
@@ -215,7 +217,7 @@ def test_a_growing_run_keeps_the_layers_that_it_began_with(tiny_folder: Path, st
            "renumbers") for strategy in ("interpolate", "g_interpolate")),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused(changes: dict[str, Any], reason: str, tiny_folder: Path) -> None:
+def test_impossible_settings_are_refused(changes: dict[str, Any], reason: str, tiny_folder: Path) -> None:
     with pytest.raises(ValueError, match=reason):
         freezing(tiny_folder, changes.pop("freeze"), **changes)
 
@@ -230,12 +232,12 @@ def test_what_cannot_work_is_refused(changes: dict[str, Any], reason: str, tiny_
         {"freeze": ["decoder.2"], "growth": {"stages": [{"layers": 1, "updates": 2}], "copy_strategy": "interpolate"}},
     ],
 )
-def test_what_can_be_frozen(changes: dict[str, Any], tiny_folder: Path) -> None:
+def test_parts_that_can_be_frozen(changes: dict[str, Any], tiny_folder: Path) -> None:
     names = changes.pop("freeze")
     assert freezing(tiny_folder, names, **changes).training.freeze == names
 
 
-def test_initial_weights_that_stay_as_they_are_earn_a_notice(tiny_folder: Path) -> None:
+def test_frozen_initial_weights_get_a_notice(tiny_folder: Path) -> None:
     cases: tuple[tuple[dict[str, Any], int], ...] = (({}, 1), ({"start_from": "model"}, 0))
     for more, count in cases:
         found = notices(freezing(tiny_folder, ["encoder.1"], **more))

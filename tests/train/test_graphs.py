@@ -24,11 +24,11 @@ from ziggurat.train.optim import Optimiser
 from ziggurat.train.update import Parallel, train_update
 
 CUTS = [[3, 4], [7], [3, 4], [7], [3, 4], [2, 5], [3, 4]]
-"""CUTS are the sizes of the batches into which each update cuts the seven pairs."""
+"""CUTS are, for each update, the sizes of the batches into which the seven pairs are cut."""
 
 
 class Work:
-    """A stand-in for CUDAGraph: work that changed nothing when it was recorded, and is done at every replay."""
+    """A stand-in for CUDAGraph: recording the work changed nothing, and every replay does it."""
 
     recorded = 0
     replayed = 0
@@ -91,7 +91,7 @@ def test_updates_are_the_same_and_shapes_are_recorded_when_they_come_again(model
     assert Work.replayed == 2 * (2 + 1 + 2 + 2)
 
 
-def test_a_replay_reads_what_it_is_given(model: Seq2Seq) -> None:
+def test_a_replay_reads_its_own_batch(model: Seq2Seq) -> None:
     passes, (batch,) = GraphedPasses(model, 9), batches([7])
     with passes:
         for seed in range(4):
@@ -108,7 +108,7 @@ def test_no_more_shapes_are_recorded_than_allowed(model: Seq2Seq) -> None:
 
 
 def test_gradients_are_added_where_a_recording_expects_them(model: Seq2Seq) -> None:
-    """The optimiser drops gradients after each update; recordings continue to write to the first tensors."""
+    """The optimiser drops gradients after each update, but recordings still write to the first tensors."""
     passes, places = GraphedPasses(model, 9), []
     for sizes in ([7], [7], [3, 4]):
         with passes:
@@ -156,7 +156,7 @@ def with_graphs(folder: Path, model: dict[str, Any] | None = None, **training: A
 
 
 @pytest.mark.parametrize(
-    ("device", "choices", "said"),
+    ("device", "choices", "message"),
     [
         ("cpu", {}, "`training.device` is cpu"),
         ("cuda", {"recompute": {"encoder": 1}}, "`training.recompute`"),
@@ -165,10 +165,12 @@ def with_graphs(folder: Path, model: dict[str, Any] | None = None, **training: A
         ("cuda", {"loss": {"alignment": {}}}, "a recording does not return attention"),
     ],
 )
-def test_what_cannot_be_recorded_is_refused(device: str, choices: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_settings_that_cannot_be_recorded_are_refused(
+    device: str, choices: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"training.cuda_graphs.*cannot be used.*set it to 0") as caught:
         refuse_unrecordable(with_graphs(tmp_path, **choices), torch.device(device))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     refuse_unrecordable(with_graphs(tmp_path), torch.device("cuda"))
     refuse_unrecordable(with_graphs(tmp_path, **{**choices, "cuda_graphs": 0}), torch.device(device))
 

@@ -100,10 +100,10 @@ def test_a_decoder_grows_in_its_own_stages(tiny_folder: Path, tmp_path: Path) ->
         assert (model.encoder.layers, model.decoder.layers) == depth
     kept = open_model(run / "stages" / "001-001-layers")
     assert len(kept.model.decoder.layers) == 1  # type: ignore[arg-type]
-    said = (run / "log.txt").read_text("utf-8")
-    assert " 1-1, width" in said
-    assert "the model grows, the decoder from 1 to 2 layers:" in said
-    assert "the model grows, the encoder from 1 to 4 layers:" in said
+    message = (run / "log.txt").read_text("utf-8")
+    assert " 1-1, width" in message
+    assert "the model grows, the decoder from 1 to 2 layers:" in message
+    assert "the model grows, the encoder from 1 to 4 layers:" in message
 
 
 def test_a_model_that_has_grown_leaves_memory_at_once(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_nothing_is_kept_of_a_stage_trained_on_a_damaged_store(
         raise DataError("damaged")
 
     monkeypatch.setattr(StoreCheck, "poll", lambda _: None)
-    monkeypatch.setattr(StoreCheck, "confirm", damaged)  # known only when requested
+    monkeypatch.setattr(StoreCheck, "confirm", damaged)  # found only on request
     growth = {"stages": [{"layers": 2, "updates": 1}], "keep_stages": True}
     with pytest.raises(DataError, match="damaged"):
         train(tmp_path / "run", growing(tiny_folder, growth, stop={"updates": 2}))
@@ -159,20 +159,20 @@ def test_the_rate_restarts_at_its_peak_or_continues(restart: bool, tiny_folder: 
     assert max(rates(run)) == 1e-3
 
 
-def test_before_the_end_of_the_warm_up_the_counter_continues() -> None:
+def test_growing_during_the_warm_up_does_not_reset_the_counter() -> None:
     config = TrainingConfig.model_validate(
         {"growth": STAGES, "schedule": {"kind": "isqrt", "warmup_updates": 10, "peak": 1.0, "initial": 0.0}}
     )
     progress = RunProgress(update=4, schedule_update=4, losses=[3.0, 2.0])
     after_growth(progress, config)
     assert (progress.stage, progress.schedule_update) == (1, 4)
-    assert progress.losses == []  # otherwise the first losses of the deeper model would count as spikes, and be skipped
+    assert progress.losses == []  # otherwise the deeper model's first losses would count as spikes and be skipped
     progress = RunProgress(update=40, schedule_update=40)
     after_growth(progress, config)
     assert learning_rate(config.schedule, progress.schedule_update + 1, d_model=8) == 1.0
 
 
-def test_patience_counts_at_the_final_depth_alone() -> None:
+def test_patience_counts_only_at_the_final_depth() -> None:
     config = TrainingConfig.model_validate({"growth": STAGES, "stop": {"patience": 2}})
     progress = RunProgress(update=2)
     for stage in range(3):
@@ -193,7 +193,7 @@ def test_moments_are_zero_after_growing_or_copied(tiny_folder: Path, tmp_path: P
         steps = {float(v) for k, v in state.items() if k.endswith("/step")}
         added = {float(v) for k, v in state.items() if k.startswith("encoder.history.") and k.endswith("/step")}
         assert steps == ({1.0} if moments == "reset" else {1.0, 4.0})
-        assert added >= {1.0}  # moments whose shape has changed start again
+        assert added >= {1.0}  # moments whose shape has changed restart
         assert float(state["encoder.layers.1.ffn.in_proj.weight/step"]) == (1.0 if moments == "reset" else 4.0)
 
 
@@ -254,7 +254,7 @@ def test_copied_moments_are_those_of_the_layer_that_was_copied(
     assert kept == [set(weights), set(fresh)]
 
 
-def test_moments_restart_where_they_are_not_copied() -> None:
+def test_moments_restart_unless_they_are_copied() -> None:
     (shallow, theirs), (deep, ours) = learner(1, 1), learner(2, 2)
     for p in theirs.parameters:
         p.grad = torch.ones_like(p)
@@ -297,14 +297,14 @@ def test_senseless_stages_are_refused(growth: dict[str, Any], word: str) -> None
         # 100 updates with 2 layers, 100 with 4 and 200 with 8, instead of 400 with 8.
         ([{"layers": 2, "updates": 100}, {"layers": 4, "updates": 200}], {"updates": 400}, (8, 2), 10 / 32),
         ([{"layers": 2, "epochs": 1}], {"epochs": 4}, (4, 2), 1 / 8),
-        # Both stacks grow, so layers of both count.
+        # Both stacks grow, so the layers of both count.
         ([{"layers": 2, "decoder_layers": 1, "updates": 10}], {"updates": 20}, (4, 2), 1 / 4),
         # Training ends within the first stage.
         ([{"layers": 2, "updates": 30}], {"updates": 20}, (4, 2), 1 / 2),
         ([{"layers": 2, "epochs": 1}], {"updates": 20}, (4, 2), None),
     ],
 )
-def test_saved_passes_are_those_of_the_layers_that_are_not_there_yet(
+def test_saved_passes_are_those_of_missing_layers(
     stages: list[dict[str, int]], stop: dict[str, int], layers: tuple[int, int], saved: float | None
 ) -> None:
     model = small_model({"encoder.layers": layers[0], "decoder.layers": layers[1]})
@@ -341,7 +341,7 @@ def test_growth_that_cannot_happen_is_refused_with_the_configuration(
         ("g_interpolate", "dlcl", True),
     ],
 )
-def test_layers_go_between_old_ones_where_no_trained_weights_would_belong_to_other_layers(
+def test_layers_are_inserted_only_where_trained_weights_keep_their_layers(
     tiny_folder: Path, strategy: str, history: str, refused: bool
 ) -> None:
     content = growing(tiny_folder).model_dump()
@@ -356,10 +356,10 @@ def test_layers_go_between_old_ones_where_no_trained_weights_would_belong_to_oth
 
 
 @pytest.mark.slow
-def test_a_run_too_short_for_its_stages_says_so(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_run_too_short_for_its_stages_is_reported(tiny_folder: Path, tmp_path: Path) -> None:
     train(tmp_path / "run", growing(tiny_folder, stop={"updates": 3}))
-    said = (tmp_path / "run" / "log.txt").read_text("utf-8")
-    assert "comes before the end of the stage of 1 layers (3): the model will not grow beyond it" in said
+    message = (tmp_path / "run" / "log.txt").read_text("utf-8")
+    assert "comes before the end of the stage of 1 layers (3): the model will not grow beyond it" in message
     config = TrainingConfig.model_validate({"growth": {"stages": [{"layers": 2, "epochs": 2}]}, "stop": {"epochs": 3}})
     assert config.growth is not None
     assert cut_short(config.growth, config.stop) is None
@@ -415,8 +415,8 @@ def test_a_run_that_starts_at_the_peak(kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_trained_model_grows_in_stages_from_the_peak_on(tiny_folder: Path, tmp_path: Path) -> None:
-    """Its layers are those of the first stage; when stopped and resumed, it has the rates of an uninterrupted run."""
+def test_a_trained_model_grows_in_stages_starting_at_the_peak(tiny_folder: Path, tmp_path: Path) -> None:
+    """It has the layers of the first stage. Stopped and resumed, it has the rates of an uninterrupted run."""
     trained, run = tmp_path / "trained", tmp_path / "run"
     shallow = growing(tiny_folder).model_dump()
     shallow["model"]["encoder"]["layers"], shallow["training"]["growth"] = 1, None
@@ -431,7 +431,7 @@ def test_a_trained_model_grows_in_stages_from_the_peak_on(tiny_folder: Path, tmp
     assert rates(run) == pytest.approx([1e-3, *after, *after[:2]])
     first = read_tensors(run / "stages" / "001-layers" / "model.safetensors")
     before = read_tensors(trained / "last" / "model.safetensors")
-    for name, values in first.items():  # one update away
+    for name, values in first.items():  # one update later
         torch.testing.assert_close(values, before[name], atol=1.1e-3, rtol=0, msg=name)
 
 
@@ -448,12 +448,12 @@ def test_a_decay_ends_at_its_update_of_the_run(kind: str, end: int | None) -> No
         progress.advance(1, progress.position)
     last = end or 9
     assert found[last - 1 :] == pytest.approx([0.1] * (10 - last))
-    assert min(found[1 : last - 1]) > 0.1  # after update 1 of the warm-up
+    assert min(found[1 : last - 1]) > 0.1  # update 1 is the warm-up
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["g_top", "random"])
-def test_added_layers_get_an_omega_of_their_own(tiny_folder: Path, tmp_path: Path, strategy: str) -> None:
+def test_added_layers_get_their_own_omega(tiny_folder: Path, tmp_path: Path, strategy: str) -> None:
     """Omega follows from the variance below it; copied from a lower layer it would be too small."""
     content = growing(tiny_folder).model_dump()
     content["model"] |= {"residual": "admin", "init": {"kind": "admin", "profile_tokens": 200}}
@@ -478,7 +478,7 @@ def test_added_layers_get_an_omega_of_their_own(tiny_folder: Path, tmp_path: Pat
 def test_a_compiled_run_grows_without_compiling_more(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The graphs are run unchanged; testing the compiler is up to torch."""
+    """The graphs are run unchanged, because testing the compiler is torch's job."""
     graphs: list[torch.fx.GraphModule] = []
 
     def keep(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
@@ -538,7 +538,7 @@ def test_growing_a_trained_model_and_training_on(tiny_folder: Path, tmp_path: Pa
         torch.testing.assert_close(values, after[name].detach(), atol=1e-6, rtol=0)
     with pytest.raises(ConfigError, match=r"model\.encoder\.layers: 3 -> 4.*ziggurat grow"):
         train(tmp_path / "off", started(4))
-    # As the run that is trained on may have been grown.
+    # The run that is trained further may have been grown itself.
     growing = {"growth": {"stages": [{"layers": 1, "updates": 1}], "copy_strategy": "top_only"}}
     grows = change_section(started(3), {"training": growing}, "")
     with pytest.raises(ConfigError, match=r"model\.encoder\.layers: 3 -> 1; set `training\.growth=null`"):

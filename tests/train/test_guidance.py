@@ -1,6 +1,4 @@
-"""Guided alignment: its loss against plain loops in every model, however an update is cut; runs with it; what it
-teaches.
-"""
+"""Guided alignment: its loss against plain loops, for all models and ways to cut an update; runs; what it teaches."""
 
 from __future__ import annotations
 
@@ -112,7 +110,7 @@ def test_loss_and_gradient_are_those_of_plain_loops(kind: str, normalisation: st
     assert without.alignment is None
 
 
-def test_the_head_and_the_layer_are_those_that_were_asked_for() -> None:
+def test_the_requested_head_and_layer_are_taught() -> None:
     (batch,) = batches([7], linked=True)
     model = tiny("pre")
     seen: list[Tensor] = []
@@ -194,7 +192,7 @@ def test_recomputed_layers_learn_the_same(kind: str, recompute: Any) -> None:
         assert (ours is None and plain is None) or torch.equal(ours, plain)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow  # half a minute of compiling
+@pytest.mark.slow  # compiling takes half a minute
 def test_compiled_layers_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     (batch,) = batches([7], linked=True)
     for kind in ("pre", "merged"):
@@ -260,7 +258,7 @@ def test_a_run_reports_it_and_resumes_exactly(choices: dict[str, Any], guided: E
 
 
 def by_pairs(model: Seq2Seq, store: Store) -> float:
-    """Return the mean cross-entropy of the dev set's target tokens with links, pair by pair."""
+    """Return the mean cross-entropy of the links of the dev set's target tokens, computed pair by pair."""
     table, total, count = store.dev, 0.0, 0
     assert table is not None
     mapper, head = LinkMapper(store.source, store.target), model.decoder.aligned
@@ -326,7 +324,7 @@ def test_a_run_without_guidance_ignores_alignments(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_guided_is_refused(guided: Experiment, changes: dict[str, Any], complaint: str) -> None:
+def test_models_that_cannot_be_guided_are_refused(guided: Experiment, changes: dict[str, Any], complaint: str) -> None:
     values = guided.model_dump()
     values["model"]["encoder"]["layers"] = values["model"]["decoder"]["layers"] = 2
     for section, keys in changes.items():
@@ -352,7 +350,7 @@ def test_the_taught_layer_keeps_its_role_where_others_are_left_out(guided: Exper
     assert after(6, None, {6}) == "none"
 
 
-def test_stages_of_growth_go_with_the_layers_they_led_to(guided: Experiment) -> None:
+def test_growth_stages_keep_the_taught_layer(guided: Experiment) -> None:
     stages = {"growth": {"stages": [{"layers": 1, "updates": 5}]}}
     grown = guided.model_copy(update={"training": change_section(guided.training, stages, "training")})
     smaller = change_section(guided.model, {"encoder": {"layers": 1}}, "model")
@@ -361,7 +359,7 @@ def test_stages_of_growth_go_with_the_layers_they_led_to(guided: Experiment) -> 
 
 
 def words_of_pieces(tokenizer: Tokenizer, text: str) -> tuple[list[int], list[set[int]]]:
-    """Return the ids of a text, and the word to which each of its pieces belongs."""
+    """Return the ids of a text, and the word of each piece."""
     spans, _ = WordCounter("split", tokenizer).units(text, text)
     ids = np.array(tokenizer.encode([text])[0], np.int32)
     begin, end = PieceUnits(tokenizer).find([ids], np.zeros(len(spans), np.int64), np.array(spans))
@@ -390,7 +388,7 @@ def attended_error(run: Path) -> float:
     return error_rate(found, [pair.sure for pair in pairs], [pair.possible for pair in pairs]).error_rate
 
 
-@pytest.mark.slow  # two runs of a quarter of a minute
+@pytest.mark.slow  # two runs of 15 seconds each
 def test_a_taught_head_looks_at_the_right_words(tmp_path: Path) -> None:
     values = tiny_experiment(tmp_path).model_dump()
     pairs = list(generate_aligned(2000, 1))

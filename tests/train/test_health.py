@@ -1,4 +1,4 @@
-"""Bands of health, with hand-made records at the edge, inside and outside of each band."""
+"""Health bands, with hand-made records at the edge, inside and outside of each band."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_bands(values: dict[str, Any], measure: str, healthy: bool) -> None:
     assert not others, "one cause, one warning"
 
 
-def test_a_reading_has_the_number_the_band_and_what_to_do() -> None:
+def test_a_reading_has_its_number_band_and_advice() -> None:
     reading = judged(record(gradient_norm=norms([1.0], [2e-5, 0.4])))["gradient_ratio.decoder"]
     assert (reading.value, reading.low, reading.high) == (pytest.approx(5e-5), FADING, None)
     for said in ("5.0e-05", "first decoder layer", "at least 0.001", "model.residual"):
@@ -92,7 +92,7 @@ def test_a_reading_has_the_number_the_band_and_what_to_do() -> None:
     assert "decoder layer 2" in reading.message
 
 
-def test_what_to_do_names_keys_that_there_are() -> None:
+def test_advice_names_existing_keys() -> None:
     found = judged(
         record(
             LATE,
@@ -117,7 +117,7 @@ def test_what_to_do_names_keys_that_there_are() -> None:
             parse_experiment("data: {source_language: de, target_language: en, store: a}", "", [f"{key}={value}"])
 
 
-def test_what_was_not_measured_is_not_judged() -> None:
+def test_missing_measures_are_not_judged() -> None:
     assert judged(record()) == {}
     assert judged(record(gradient_norm=norms([1.0], [1.0]))).keys() == {
         "finite.gradient_norm"
@@ -153,7 +153,7 @@ def test_r_must_be_small_and_flat_to_be_unhealthy(course: list[float | None], he
         (LATE - 1, [0.0, 0.0, 0.0], True),
         (LATE, [0.0, 0.0, SOURCE], True),
         (LATE, [0.0, SOURCE, 0.0], True),
-        (LATE, [1.0, 0.0, 0.99 * SOURCE, -0.5], False),  # a source that harms is no better than none
+        (LATE, [1.0, 0.0, 0.99 * SOURCE, -0.5], False),  # a source that does harm is no better than none
         (LATE, [0.0, None, 0.0], True),
     ],
 )
@@ -173,7 +173,7 @@ def test_variance_may_not_leap() -> None:
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
-def test_a_healthy_deep_model_says_nothing(stack: str) -> None:
+def test_a_healthy_deep_model_gets_no_warning(stack: str) -> None:
     """18-18 pre-norm as measured at update 140 of experiments/health-bands."""
     values = {
         "nll": 4.76,

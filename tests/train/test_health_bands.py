@@ -15,8 +15,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "experiments/health-bands/result
 pytestmark = pytest.mark.skipif(not RESULTS.is_dir(), reason="experiments/ is not next to the tests")
 WARMUP = 120
 STUCK = {"18-18-post": ("gradient_ratio.decoder", 30), "3-12-post": ("gradient_ratio.decoder", 60)}
-"""STUCK are runs whose loss stays at the level of word frequencies: the first warning, and the update by which it must
-come.
+"""STUCK maps runs whose loss stays at the level of word frequencies to the first warning and the latest update for it.
 """
 
 

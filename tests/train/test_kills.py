@@ -1,4 +1,4 @@
-"""Fifty SIGKILLs, then SIGTERMs, at recorded moments of live `ziggurat train` processes: not a bit is lost."""
+"""Fifty SIGKILLs, then SIGTERMs, at recorded moments of live `ziggurat train` processes, lose not a bit."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def test_kills_of_runs_that_write_their_checkpoints_asynchronously(
                 seeds, killed = seeds[1:], killed + 1
             elif fresh:  # the machine has become faster
                 length = time.perf_counter() - began
-        said = Path(f"{run}.txt").read_text()
-        assert status == 0, said
-        assert "DAMAGED" not in said, "a kill leaves no damaged checkpoint, only whole ones"
+        messages = Path(f"{run}.txt").read_text()
+        assert status == 0, messages
+        assert "DAMAGED" not in messages, "a kill leaves no damaged checkpoint, only whole ones"
         assert final_bytes(run, UPDATES) == expected, f"run {count}, after {killed} kills"
         same_records(tmp_path / "whole", run)
         assert [f.name for f in checkpoint_folders(run)] == [f.name for f in checkpoint_folders(tmp_path / "whole")]

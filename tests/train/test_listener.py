@@ -63,7 +63,7 @@ def settled(listener: Listener) -> None:
     assert not listener._thread.is_alive()
 
 
-def test_everything_reported_arrives_in_order() -> None:
+def test_all_reports_arrive_in_order() -> None:
     fake = Fake()
     listener = Listener("fake", lambda: fake)
     listener.scalars(1, {"a": 1.0})
@@ -75,7 +75,7 @@ def test_everything_reported_arrives_in_order() -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no\nroute"), SystemExit(3), MemoryError()])
-def test_a_tracker_that_raises_is_dropped_and_said_once(tmp_path: Path, error: BaseException) -> None:
+def test_a_failing_tracker_is_dropped_and_reported_once(tmp_path: Path, error: BaseException) -> None:
     bad, good = Failing(error), Fake()
     failing, working = Listener("Bad", lambda: bad), Listener("Good", lambda: good)
     metrics, log, said = writer(tmp_path, failing, working)
@@ -96,7 +96,7 @@ def test_a_tracker_that_raises_is_dropped_and_said_once(tmp_path: Path, error: B
     assert "Bad is left out" in (tmp_path / "log.txt").read_text()
 
 
-def test_a_tracker_that_cannot_start_or_close_is_said(tmp_path: Path) -> None:
+def test_a_tracker_that_cannot_start_or_close_is_reported(tmp_path: Path) -> None:
     def start() -> Fake:
         raise ConnectionError("offline")
 
@@ -109,8 +109,8 @@ def test_a_tracker_that_cannot_start_or_close_is_said(tmp_path: Path) -> None:
     assert "Rude is left out from now on; training continues: ValueError: closing fails, too" in said.getvalue()
 
 
-def test_a_tracker_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its start never returns: records are dropped once the queue is full, and closing waits for a bounded time."""
+def test_a_tracker_that_hangs_does_not_delay_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start never returns: records are dropped once the queue is full, and closing waits for a bounded time."""
     monkeypatch.setattr(metrics_module, "_CLOSING_SECONDS", 0.2)
     never = threading.Event()
 

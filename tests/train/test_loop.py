@@ -138,7 +138,7 @@ def test_averages_leave_out_an_interim_checkpoint_kept_as_the_best(tmp_path: Pat
     for update in (2, 3, 4, 5):
         progress = RunProgress(update=update, interim=["step-00000003", "step-00000005"])
         save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.tensor(1.0)}, {}, "store"), (2, 2))
-    for stop, kept in ((6, "24"), (5, "245")):  # the last one of a finished run counts
+    for stop, kept in ((6, "24"), (5, "245")):  # the last checkpoint of a finished run counts
         config = TrainingConfig(stop=StopConfig(updates=stop))
         assert [folder.name[-1] for folder in regular_checkpoints(tmp_path, config)] == list(kept)
     prune(tmp_path, progress, CheckpointConfig(keep_last=1, keep_best=0), smaller_is_better=True)
@@ -163,7 +163,7 @@ def test_the_best_is_the_highest_bleu_or_the_lowest_loss(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A NaN is never the best."""
+    """NaN is never the best."""
     left = iter(values)
     monkeypatch.setattr(
         "ziggurat.train.validate.Validator.measure",
@@ -180,7 +180,7 @@ def test_the_best_is_the_highest_bleu_or_the_lowest_loss(
 
 
 @pytest.mark.slow
-def test_a_folder_with_other_things_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "config.yaml").write_text("# by hand")
@@ -209,7 +209,7 @@ def test_patience_without_a_dev_set_would_never_end(
         train(tmp_path / "run", experiment, console=QUIET)
 
 
-def test_learned_positions_must_reach_over_the_dev_set_too(tiny_folder: Path) -> None:
+def test_learned_positions_must_cover_the_dev_set_too(tiny_folder: Path) -> None:
     learned = tiny_experiment(tiny_folder, {"embedding": {"positions": "learned", "max_positions": 400}})
     store = Store.open(learned.data.store)
     assert store.dev is not None
@@ -219,7 +219,7 @@ def test_learned_positions_must_reach_over_the_dev_set_too(tiny_folder: Path) ->
 
 
 def test_the_best_checkpoint_stays_until_another_is_the_best(tmp_path: Path) -> None:
-    """As after a change in how `best` is measured: no score is left, and the link must not dangle."""
+    """For example after the metric of `best` has changed: no score is left, and the link must not dangle."""
     progress = RunProgress(scores={"step-00000001": 5.0})
     for update in range(1, 5):
         progress.update = update
@@ -269,7 +269,7 @@ def test_every_update_is_in_one_record(tiny_folder: Path, tmp_path: Path, monkey
     assert "update 6  epoch" in log
 
 
-def test_what_is_left_out_of_a_window_is_not_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_outside_of_updates_is_not_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("ziggurat.train.progress.time.perf_counter", lambda: now[0])
     window = RecordWindow(SimpleNamespace(waited_seconds=0.0), SimpleNamespace(waited_seconds=0.0))  # type: ignore[arg-type]
@@ -282,7 +282,7 @@ def test_what_is_left_out_of_a_window_is_not_training_time(monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_other_corpora_than_those_of_the_store_are_noticed(tiny_folder: Path, tmp_path: Path) -> None:
-    """Training uses the store, so a configuration that names other files is not an error."""
+    """Training reads only the store, so a configuration that names other files is not an error."""
     experiment = tiny_experiment(tiny_folder, stop={"updates": 1})
     (tmp_path / "link").symlink_to(tiny_folder)
     heard = io.StringIO()
@@ -302,7 +302,7 @@ def test_other_corpora_than_those_of_the_store_are_noticed(tiny_folder: Path, tm
     said = noticed("other", train=other)
     assert f"(store -> configuration): data.train.0.source ({corpus.source} -> news.qlo). Training reads" in said
     assert "dev" not in said.split("(store -> configuration)")[1].split("Training reads")[0]
-    assert "other files" not in noticed("other", resume=True, train=other)  # it cannot change its data
+    assert "other files" not in noticed("other", resume=True, train=other)  # a resumed run cannot change its data
 
 
 def test_a_store_of_other_settings_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_one_embedding_for_two_vocabularies_of_one_size_is_refused(tiny_folder: 
     assert inspect_experiment(apart).vocabulary.origin == str(tmp_path / "again")
 
 
-def test_weights_that_learnt_text_of_another_normalisation_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
+def test_weights_trained_on_differently_normalised_text_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
     """A SentencePiece file does not record it, so a store made with that file has the same pieces."""
     experiment = tiny_experiment(tiny_folder)
     store = Store.open(experiment.data.store)
@@ -351,7 +351,7 @@ def test_weights_that_learnt_text_of_another_normalisation_are_refused(tiny_fold
         learner.start_from(str(tmp_path / "model"))
 
 
-def test_time_left_goes_by_the_limit_that_comes_first(tiny_folder: Path) -> None:
+def test_remaining_time_is_until_the_first_limit(tiny_folder: Path) -> None:
     def left(p: RunProgress, batches: int | None = None, until: UntilConfig | None = None, **limits: Any) -> str:
         config = tiny_experiment(tiny_folder, batch={"accumulate": 2}, stop={"updates": None, **limits}).training
         stages = [] if until is None else [StageConfig(mix={"a": 1.0}, until=until)] * 2
@@ -378,7 +378,7 @@ def test_time_left_goes_by_the_limit_that_comes_first(tiny_folder: Path) -> None
     assert left(last, 100, UntilConfig(corpus="a", patience=3), updates=100) == "30:00"
 
 
-def test_every_limit_that_is_reached_has_to_be_raised(tiny_folder: Path, tmp_path: Path) -> None:
+def test_resuming_requires_raising_every_reached_limit(tiny_folder: Path, tmp_path: Path) -> None:
     progress = RunProgress(update=25, epoch=1, seconds=60.0, validations_since_best=3)
     how, run = "raise that limit: `ziggurat train --run a --resume", Path("a")
     assert how_to_continue(progress, StopConfig(updates=26, minutes=1), run) == f"{how} training.stop.minutes=...`"

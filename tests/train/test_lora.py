@@ -1,4 +1,4 @@
-"""Runs of low-rank adaptation: what they train, keep, resume and leave."""
+"""Runs with low-rank adaptation: what they train, keep, resume and leave behind."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def adapted(tiny_folder: Path, model: Path, tmp_path_factory: pytest.TempPathFac
     return run
 
 
-def test_the_updates_alone_are_trained_and_kept(adapted: Path, model: Path) -> None:
+def test_only_the_updates_are_trained_and_kept(adapted: Path, model: Path) -> None:
     checkpoint = load_checkpoint(checkpoint_folders(adapted)[-1])
     assert checkpoint.weights
     assert all(map(is_update, checkpoint.weights))
@@ -86,7 +86,7 @@ def test_the_updates_alone_are_trained_and_kept(adapted: Path, model: Path) -> N
     assert f"low-rank updates (rank 2) of query, value, feed_forward: {trained:,} of them trained" in log
 
 
-def test_who_opens_the_run_gets_the_weights_merged(adapted: Path, model: Path, tiny_folder: Path) -> None:
+def test_opening_the_run_gives_merged_weights(adapted: Path, model: Path, tiny_folder: Path) -> None:
     opened, before = open_model(adapted, which="last"), weights(open_model(model).model)
     assert opened.experiment.training.lora is None
     found, updates = weights(opened.model), load_checkpoint(checkpoint_folders(adapted)[-1]).weights
@@ -118,7 +118,7 @@ def test_averages_are_of_merged_weights(adapted: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_interrupted_and_resumed_it_ends_with_the_same_bits(adapted: Path, tiny_folder: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_with_the_same_bits(adapted: Path, tiny_folder: Path, tmp_path: Path) -> None:
     """This also holds if the model from which it started is gone."""
     trained, run = tmp_path / "trained", tmp_path / "parts"
     shutil.copytree(adapted / "base", trained)
@@ -130,7 +130,7 @@ def test_interrupted_and_resumed_it_ends_with_the_same_bits(adapted: Path, tiny_
 
 
 @pytest.mark.slow
-def test_before_its_first_checkpoint_it_begins_again_with_its_own_copy(
+def test_before_its_first_checkpoint_a_run_restarts_from_its_own_copy(
     adapted: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     trained, run = tmp_path / "trained", tmp_path / "again"
@@ -143,7 +143,7 @@ def test_before_its_first_checkpoint_it_begins_again_with_its_own_copy(
     assert outcome(run) == outcome(adapted)
 
 
-def test_with_another_base_it_is_another_model(adapted: Path, tmp_path: Path) -> None:
+def test_a_different_base_makes_a_different_model(adapted: Path, tmp_path: Path) -> None:
     """Jobs, pipelines and exports treat it as another model, and its size on disk is that of both files."""
     run = tmp_path / "run"
     shutil.copytree(adapted, run, symlinks=True)
@@ -191,7 +191,7 @@ def test_updates_without_their_base_are_refused(adapted: Path, tmp_path: Path) -
         ({"lora": {"maps": ["head"]}}, "'query', 'key', 'value', 'output', 'feed_forward' or 'gate'"),
     ],
 )
-def test_what_cannot_work_is_refused(changes: dict[str, Any], reason: str, tiny_folder: Path, model: Path) -> None:
+def test_impossible_settings_are_refused(changes: dict[str, Any], reason: str, tiny_folder: Path, model: Path) -> None:
     with pytest.raises(ValueError, match=reason):
         adapting(tiny_folder, model, **changes)
 
@@ -223,4 +223,4 @@ def test_two_processes_train_the_same(kind: str, adapted: Path, tiny_folder: Pat
         torch.testing.assert_close(found.weights[name], tensor, atol=2e-5, rtol=1e-3)
 
 
-assert train_part  # run in other processes
+assert train_part  # it runs in other processes

@@ -171,7 +171,7 @@ def test_the_model_s_output_bias_is_part_of_its_loss() -> None:
     )
 
     class Model:
-        """Only what the loss needs from a model."""
+        """A model with only what the loss needs."""
 
         def __init__(self) -> None:
             self.output = output
@@ -233,7 +233,7 @@ def test_bf16_autocast_stays_close(biased: bool) -> None:
 
 @pytest.mark.parametrize("smoothing", ["uniform", "others"])
 @pytest.mark.parametrize("subtract_entropy", [True, False])
-def test_tokens_that_the_bias_rules_out_have_no_part_in_the_loss(smoothing: str, subtract_entropy: bool) -> None:
+def test_tokens_that_the_bias_rules_out_do_not_affect_the_loss(smoothing: str, subtract_entropy: bool) -> None:
     """It is the loss over the other tokens only; if the gold token is ruled out there is none."""
     hidden, weight, target, mask = example(6)
     ruled_out, rest = torch.tensor([2, 5]), [0, 1, 3, 4, 6]
@@ -275,7 +275,7 @@ def test_tokens_that_the_bias_rules_out_have_no_part_in_the_loss(smoothing: str,
 
 @pytest.mark.parametrize("frozen", [("weight",), ("weight", "bias"), ("bias",)])
 def test_a_frozen_projection_has_no_gradient_and_the_rest_is_the_same(frozen: tuple[str, ...]) -> None:
-    """In low-rank adaptation the product for the matrix's gradient, a third of the arithmetic, is not computed."""
+    """In low-rank adaptation the product for the gradient of the matrix, a third of the arithmetic, is not computed."""
     generator = torch.Generator().manual_seed(2)
     smoothing = smoothing_of(LossConfig(), 9)
     target, row_weight = torch.tensor([1, 4, 8, 4]), torch.full((4,), 0.25, dtype=torch.float64)

@@ -82,7 +82,7 @@ def test_pads_are_ignored_whatever_they_contain() -> None:
     assert torch.equal(inter_similarities(shorter, MASK[:, :4])[:, 0], inter_similarities(layers, MASK)[:, 0])
 
 
-def test_equal_positions_are_inter_similar() -> None:
+def test_equal_positions_have_inter_similarity_1() -> None:
     same = states(1)[0][:, :1].expand(3, 6, 5)
     close(inter_similarity(same, MASK), [1.0] * 3)
     close(inter_similarity(same * torch.tensor([1.0, 5.0, 0.1, 2.0, 3.0, 4.0])[:, None], MASK), [1.0] * 3)  # any length

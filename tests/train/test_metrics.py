@@ -18,7 +18,7 @@ from ziggurat.model.run_folder import locked
 from ziggurat.train.records import MetricsWriter, RunLog
 
 
-def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_once_and_training_continues(tmp_path: Path) -> None:
     """/dev/full accepts nothing, like a full disk; what was written before stays."""
     said = io.StringIO()
     log = RunLog(tmp_path, Console(file=said, width=500))
@@ -40,7 +40,7 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("instead", ["nothing", "a file", "a moved file", "a folder", "no folder", "another run"])
-def test_what_is_written_to_a_removed_file_is_not_lost_in_silence(instead: str, tmp_path: Path) -> None:
+def test_output_to_a_removed_file_is_not_lost_silently(instead: str, tmp_path: Path) -> None:
     said, run = io.StringIO(), tmp_path / "run"
     run.mkdir()
     with locked(run):
@@ -48,7 +48,7 @@ def test_what_is_written_to_a_removed_file_is_not_lost_in_silence(instead: str, 
         metrics = MetricsWriter(run, log, update=0)
         metrics.write("train", 1, {"loss": 2.0})
         for name in ("metrics.jsonl", "log.txt"):
-            if instead == "a moved file":  # it is not lost: output goes there
+            if instead == "a moved file":  # nothing is lost, because output goes there
                 (run / name).rename(run / f"{name}.1")
                 continue
             (run / name).unlink()
@@ -72,17 +72,17 @@ def test_what_is_written_to_a_removed_file_is_not_lost_in_silence(instead: str, 
         logged = (run / "log.txt").read_text()
         assert [line[21:] for line in logged.splitlines() if "line" in line] == ["line 2", "line 3"]
         assert said.getvalue().count("was removed or replaced") == 1
-        assert logged.count("was removed or replaced") == 2  # each file's
+        assert logged.count("was removed or replaced") == 2  # one for each file
     elif instead == "a folder":
         assert said.getvalue().count("Is a directory") == 2
     elif instead == "another run":
-        assert (run / "metrics.jsonl").read_text() == ""  # none of ours among the other's
+        assert (run / "metrics.jsonl").read_text() == ""  # the other run's files have none of our records
         assert not (run / "log.txt").exists()
     elif instead == "a moved file":
         assert not (run / "log.txt").exists()
 
 
-def test_what_is_not_finite_is_left_out_of_a_record(tmp_path: Path) -> None:
+def test_non_finite_values_are_left_out_of_a_record(tmp_path: Path) -> None:
     log = RunLog(tmp_path, Console(file=io.StringIO()))
     metrics = MetricsWriter(tmp_path, log, update=0)
     metrics.write("validation", 1, {"nll": math.nan, "perplexity": math.inf, "bleu": 0.5, "chrf": None}, partial=True)
@@ -93,10 +93,10 @@ def test_what_is_not_finite_is_left_out_of_a_record(tmp_path: Path) -> None:
     assert record == {"kind": "validation", "update": 1, "bleu": 0.5, "partial": True}
 
 
-def test_records_that_cannot_be_removed_are_said_and_none_is_added(
+def test_records_that_cannot_be_removed_are_reported_and_none_is_added(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A resumed run continues; once there is room the next start removes them."""
+    """The resumed run continues; once there is room, the next start removes the records."""
     said = io.StringIO()
     log = RunLog(tmp_path, Console(file=said, width=500))
     (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "update": 7}\n')
@@ -113,7 +113,7 @@ def test_records_that_cannot_be_removed_are_said_and_none_is_added(
     assert records(tmp_path) == []
 
 
-def test_records_behind_the_place_of_a_resumed_run_are_removed(tmp_path: Path) -> None:
+def test_records_after_the_resumed_update_are_removed(tmp_path: Path) -> None:
     log = RunLog(tmp_path, Console(file=io.StringIO()))
     first = MetricsWriter(tmp_path, log, update=0)
     for update in (5, 10, 15):

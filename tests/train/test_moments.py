@@ -63,7 +63,7 @@ def by_the_formulas(
     return value, m, v
 
 
-def test_rounding_over_all_noise_has_the_expectation_of_its_input() -> None:
+def test_rounding_is_unbiased_over_all_noise() -> None:
     every = torch.arange(1 << 16, dtype=torch.int32)
     for number in (1.0001, -3.14159, 0.1, 255.999, 1e-40, 6.5e-12, -1e30, 1.9999999):
         x = torch.tensor(number)
@@ -75,7 +75,7 @@ def test_rounding_over_all_noise_has_the_expectation_of_its_input() -> None:
 
 
 @pytest.mark.parametrize("number", [0.0, -0.0, 1.0, -2.5, math.inf, -math.inf, 2.0**-133])
-def test_what_bf16_holds_is_not_changed(number: float) -> None:
+def test_numbers_representable_in_bf16_are_unchanged(number: float) -> None:
     noise = torch.tensor([0, 1, 32768, 65535], dtype=torch.int32)
     found = rounded(torch.full((4,), number), noise)
     assert torch.equal(found, torch.full((4,), number, dtype=torch.bfloat16))
@@ -84,8 +84,8 @@ def test_what_bf16_holds_is_not_changed(number: float) -> None:
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_update_is_that_of_fp64_but_for_the_rounding_of_what_is_kept(kind: str, decay: float) -> None:
-    """Moments are rounded after their use, so the first update is unaffected and exact to fp32."""
+def test_one_update_equals_fp64_up_to_the_rounding_of_moments(kind: str, decay: float) -> None:
+    """Moments are rounded after use, so the first update is not affected, and exact to fp32."""
     start = torch.randn(300, generator=torch.Generator().manual_seed(1))
     gradient = torch.randn(300, generator=torch.Generator().manual_seed(2))
     parameter = nn.Parameter(start.clone())
@@ -125,13 +125,13 @@ def test_many_updates_stay_near_those_of_fp64_and_their_moments_are_right_on_ave
         every = torch.stack([optimiser.state[p][key].double() for p in parameters.values()])
         error = every.std(0) / copies**0.5
         assert bool((error > 0).all()), "nothing was rounded at random"
-        if kind == "adam":  # its decay feeds the value, which differs between copies, back into the gradient
+        if kind == "adam":  # decay feeds the value, which differs between copies, back into the gradient
             error = error + 1e-4 * expected.abs()
         assert bool(((every.mean(0) - expected).abs() < 5 * error).all())
 
 
 def test_changes_too_small_for_bf16_are_not_lost() -> None:
-    """0.999 v is nearest to v itself in bf16 (steps of 2^-8), so rounding to nearest would keep v for ever."""
+    """The bf16 number nearest to 0.999 v is v itself (steps of 2^-8): rounding to nearest would keep v for ever."""
     parameter = nn.Parameter(torch.zeros(4000))
     optimiser = narrow({"p": parameter}, "adam", betas=(0.9, 0.999))
     parameter.grad = torch.ones(4000)
@@ -144,7 +144,7 @@ def test_changes_too_small_for_bf16_are_not_lost() -> None:
     assert mean == pytest.approx(0.999**500, rel=0.01)
 
 
-def test_kept_in_bf16_half_the_memory_and_nothing_large_is_made_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_halves_the_memory_without_large_temporaries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optim, "_CHUNK", 16)
     model = tiny()
     optimiser = optimiser_of(model, "adamw", moments="bf16", weight_decay=0.1)
@@ -189,7 +189,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_state_continues_bit_for_bit(kind: str) -> None:
-    """It does not depend on torch's own generator, and leaves that generator alone, so replicas agree too."""
+    """Rounding neither depends on torch's own generator nor advances it, so replicas agree, too."""
     straight, stopped = tiny(), tiny()
     a, b = (optimiser_of(model, kind, moments="bf16") for model in (straight, stopped))
     for optimiser in (a, b):
@@ -242,8 +242,8 @@ def test_a_run_rounds_by_its_seed() -> None:
     assert not torch.equal(*found)
 
 
-def test_a_sharded_parameter_is_updated_where_it_lies() -> None:
-    """There is one process, so its shard is the whole parameter."""
+def test_a_sharded_parameter_is_updated_in_place() -> None:
+    """There is only one process, so its shard is the whole parameter."""
     start = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
     plain = nn.Parameter(start.clone())
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -332,7 +332,7 @@ def test_a_run_recomputes_at_every_depth_and_rounds_by_its_own_seed(
     given_back: list[bool] = []
     monkeypatch.setattr(seq2seq, "checkpoint", spy)
     for module in (setup, loop):
-        monkeypatch.setattr(module, "refuse_too_large", lambda *_, **__: None)  # it would run the model too
+        monkeypatch.setattr(module, "refuse_too_large", lambda *_, **__: None)  # it would also run the model
     monkeypatch.setattr(setup, "give_back_freed_memory", lambda: given_back.append(True))
     settings: dict[str, Any] = {
         "growth": {"stages": [{"layers": 1, "updates": 1}]},

@@ -48,7 +48,7 @@ def test_every_parameter_is_owned_once_and_moves(kind: str) -> None:
 @pytest.mark.parametrize("unused", [None, "decoder.layers.0.ffn.out_proj.weight"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_state_continues_bit_for_bit(kind: str, unused: str | None) -> None:
-    """This holds even if LayerDrop left a parameter out of every update before it was saved."""
+    """This holds even if LayerDrop left a parameter out of every update before the state was saved."""
     straight, stopped = tiny(), tiny()
     a, b = optimiser_of(straight, kind), optimiser_of(stopped, kind)
     for optimiser in (a, b):
@@ -128,9 +128,7 @@ def radam_by_the_papers_formulas(
 @pytest.mark.parametrize("rectified_only", [False, True])
 @pytest.mark.parametrize(("beta2", "first"), [(0.98, 6), (0.999, 6), (0.7, 10)])
 def test_radam_equals_the_published_update(beta2: float, first: int, rectified_only: bool) -> None:
-    """With `rectified_only` only weight decay moves anything while the variance of the rate is intractable: for t < 6
-    at beta2 0.98.
-    """
+    """With `rectified_only` only weight decay acts while the rate's variance is intractable: t < 6 for beta2 0.98."""
     model = tiny().double()
     optimiser = optimiser_of(model, "radam", betas=[0.9, beta2], weight_decay=0.1, rectified_only=rectified_only)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -180,14 +178,14 @@ def test_rectified_only_is_of_radam(kind: str) -> None:
         OptimiserConfig.model_validate({"kind": kind, "rectified_only": True})
 
 
-def test_a_beta_with_which_no_update_would_ever_come_is_refused() -> None:
+def test_a_beta_that_would_prevent_every_update_is_refused() -> None:
     with pytest.raises(ValueError, match="must exceed 2/3"):
         OptimiserConfig.model_validate({"kind": "radam", "rectified_only": True, "betas": [0.9, 0.6]})
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_optimiser_leaves_out_fixed_parameters(kind: str) -> None:
-    """A fixed omega is saved with the model but is not a parameter of the optimiser, so decay does not reach it."""
+def test_the_optimiser_omits_fixed_parameters(kind: str) -> None:
+    """A fixed omega is saved with the model but is no parameter of the optimiser, so it does not decay."""
     model = tiny(residual="admin", wiring={"omega_trainable": False})
     optimiser = optimiser_of(model, kind, weight_decay=0.5)
     fixed = {name: p for name, p in model.named_parameters() if name.endswith(".skip")}
@@ -216,7 +214,7 @@ def test_trained_omega_relative_positions_and_the_input_vector_do_not_decay(kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_optimiser_takes_the_vectors_of_additive_attention(kind: str) -> None:
+def test_every_optimiser_accepts_the_vectors_of_additive_attention(kind: str) -> None:
     config = small_config(1, 1, family="rnmt", embedding={"sharing": "none", "positions": "none"})
     model = build_model(config, 11, 13)
     optimiser = optimiser_of(model, kind)

@@ -1,4 +1,4 @@
-"""Two and three processes over gloo train like one: DDP and FSDP2, however the work is divided."""
+"""Two and three processes over gloo train like one, with DDP and FSDP2, however the work is divided."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def together(run: Path, experiment: Experiment, count: int, resume: bool = False
 def tiny(folder: Path, model: dict[str, Any] | None = None, **training: Any) -> Experiment:
     """Updates have three batches; dropout stays on, since its masks belong to batches, not to processes.
 
-    A key's bias has only rounding errors as gradient, which Adam would amplify with a smaller epsilon.
+    The gradient of a key bias is only rounding errors, which Adam would amplify with a smaller epsilon.
     """
     defaults: dict[str, Any] = {
         "optimiser": {"epsilon": 1e-3},
@@ -104,7 +104,7 @@ def assert_alike(run: Path, alone: Path, tolerance: float = 2e-5) -> None:
 def test_processes_train_like_one_with_as_many_batches(
     kind: str, count: int, data: Path, alone: Path, tmp_path: Path
 ) -> None:
-    """With three batches per update two processes have unequal shares, and at the end of an epoch one may have none."""
+    """With three batches per update, two processes have unequal shares; at the end of an epoch one may have none."""
     run = together(tmp_path / "run", tiny(data, distributed={"kind": kind}), count)
     assert_alike(run, alone)
     shards = list((run / "last" / "state" / "optimiser").iterdir())
@@ -146,9 +146,7 @@ TWICE: dict[str, Any] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_means_of_weights_and_layers_used_twice_are_those_of_one_process(kind: str, data: Path, tmp_path: Path) -> None:
-    """The run has running means of weights, two passes of R-Drop and tied layers; and it resumes, there and in one
-    process.
-    """
+    """The run has running means of weights, R-Drop and tied layers; it resumes in two processes and one."""
     whole = tiny(data, TIED, **TWICE, distributed={"kind": kind})
     train(tmp_path / "alone", tiny(data, TIED, **TWICE), console=QUIET)
     run = together(tmp_path / "run", whole, 2)

@@ -1,4 +1,4 @@
-"""Faults in one of two processes: both handle them alike, or both end and report where the fault was."""
+"""Faults in one of two processes: both handle them in the same way, or both end and report where the fault was."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def faulty(run: str, config: str, fault: str, resume: str = "") -> None:
 
 
 def hangs(patch: pytest.MonkeyPatch, _: Experiment) -> None:
-    """It sleeps instead of starting update 3."""
+    """Sleep instead of starting update 3."""
     calls: list[int] = []
     update = loop.train_update
 
@@ -79,13 +79,13 @@ def is_told_to_stop(patch: pytest.MonkeyPatch, _: Experiment) -> None:
 
 
 def has_no_room_on_disk(patch: pytest.MonkeyPatch, _: Experiment) -> None:
-    """It cannot write files as large as its moments."""
+    """Forbid files as large as the moments."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
 
 def runs_out_of_memory(patch: pytest.MonkeyPatch, _: Experiment) -> None:
-    """In update 4, before its backward pass."""
+    """Run out of memory in update 4, before the backward pass."""
     calls: list[int] = []
     update, loss = loop.train_update, objective.Objective.forward
 
@@ -129,8 +129,8 @@ def test_a_worker_that_hangs_is_named(data: Path, tmp_path: Path) -> None:
     started = launch(HERE, "faulty", 2, str(run), str(config), "hangs")
     started[0].process.join(60)
     assert started[0].process.exitcode == 3, started[0].errors.read_text()
-    said = started[0].output.read_text().splitlines()[-1]
-    assert said.startswith("TrainingError: the processes lost contact at update 3; behind: process 1 (in or after u")
+    message = started[0].output.read_text().splitlines()[-1]
+    assert message.startswith("TrainingError: the processes lost contact at update 3; behind: process 1 (in or after u")
     for one in started:
         one.process.kill()
         one.process.join()
@@ -138,7 +138,7 @@ def test_a_worker_that_hangs_is_named(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
-def test_a_signal_to_one_process_during_a_validation_stops_both_and_costs_nothing(
+def test_a_signal_to_one_process_during_a_validation_stops_both_without_loss(
     kind: str, data: Path, tmp_path: Path
 ) -> None:
     experiment = tiny(data, distributed={"kind": kind})
@@ -153,10 +153,10 @@ def test_a_signal_to_one_process_during_a_validation_stops_both_and_costs_nothin
 
 @pytest.mark.slow
 def test_a_process_that_cannot_write_its_part_of_a_checkpoint_ends_both(data: Path, tmp_path: Path) -> None:
-    for status, said in start(tmp_path / "run", tiny(data), "has_no_room_on_disk"):
+    for status, message in start(tmp_path / "run", tiny(data), "has_no_room_on_disk"):
         assert status == 3
-        assert said.startswith("CheckpointError: ")
-        assert "step-00000003: cannot be written: File too large" in said
+        assert message.startswith("CheckpointError: ")
+        assert "step-00000003: cannot be written: File too large" in message
     assert checkpoint_folders(tmp_path / "run") == []
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
 
@@ -177,7 +177,7 @@ def test_an_update_that_fails_in_one_process_is_skipped_by_both(
 
 
 @pytest.mark.slow
-def test_of_fsdp_s_processes_one_without_memory_ends_the_run(data: Path, tmp_path: Path) -> None:
+def test_with_fsdp_one_process_out_of_memory_ends_the_run(data: Path, tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text(dump(tiny(data, distributed={"kind": "fsdp"})), encoding="utf-8")
     started = launch(HERE, "faulty", 2, str(tmp_path / "run"), str(config), "runs_out_of_memory")
@@ -234,9 +234,9 @@ def elsewhere(folder: str, own: str) -> None:
 
 
 def test_processes_without_a_common_folder_are_refused(tmp_path: Path) -> None:
-    for said in run_together(HERE, "elsewhere", 2, str(tmp_path), "own"):
-        assert "processes 1 do not see the folder that the first process writes to" in said
-    assert [said.strip() for said in run_together(HERE, "elsewhere", 2, str(tmp_path), "")] == ["shared"] * 2
+    for message in run_together(HERE, "elsewhere", 2, str(tmp_path), "own"):
+        assert "processes 1 do not see the folder that the first process writes to" in message
+    assert [message.strip() for message in run_together(HERE, "elsewhere", 2, str(tmp_path), "")] == ["shared"] * 2
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 

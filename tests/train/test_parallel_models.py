@@ -35,9 +35,7 @@ LOSS = LossConfig(inter_sim=0.3, normalisation="sentence_mean", alignment=Guided
 
 
 def architectures(share: str) -> dict[str, ModelConfig]:
-    """Return one for every value of every axis ("all"), or a quarter of a few that together have all values
-    ("some").
-    """
+    """Return architectures with every value of every axis ("all"), or a quarter of a few that cover them ("some")."""
     if share == "some":
         return {f"array {number}": model(choices) for number, choices in enumerate(list(covering(1))[::4])}
     return {
@@ -49,7 +47,7 @@ def architectures(share: str) -> dict[str, ModelConfig]:
 
 
 def built(config: ModelConfig) -> Seq2Seq:
-    """Return the model in fp64; the same in every process."""
+    """Return the model in fp64, the same in every process."""
     model = build_model(config, 20, 20, seed=3).double().train()
     model.decoder.aligned = AlignmentHead.of(LOSS.alignment)
     return model
@@ -61,7 +59,7 @@ def update(masks: int = 0) -> list[Batch]:
 
 
 def gradients(parallel: Parallel, mine: list[Batch]) -> dict[str, Tensor]:
-    """Return the update's gradients, whole."""
+    """Return the update's gradients, unsharded."""
     sums = parallel.accumulate(mine, parallel.size(mine))
     assert not isinstance(sums, Shortage)
     return {n: whole(p.grad) for n, p in parallel.model.named_parameters() if p.grad is not None}
@@ -149,7 +147,7 @@ def short_of_memory(layer_drop: str) -> None:
         gradients(together, mine)
         buckets, met = len(together._sizes), []
         together.model.zero_grad(set_to_none=True)
-        if processes.rank == 0:  # which has met a longer sentence, so its buffers are larger
+        if processes.rank == 0:  # it has seen a longer sentence, so its buffers are larger
             tables = [module for module in together.model.modules() if isinstance(module, SinusoidalPositions)]
             assert tables
             for table in tables:
@@ -178,8 +176,8 @@ def short_of_memory(layer_drop: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layer_drop", [pytest.param("", marks=pytest.mark.slow), "layer drop"])
-def test_a_process_out_of_memory_in_a_backward_pass_stops_no_other(layer_drop: str) -> None:
-    """The other process's buckets are answered; both skip the update, and the next one is right."""
+def test_running_out_of_memory_in_a_backward_pass_stops_no_other_process(layer_drop: str) -> None:
+    """The buckets of the other process are answered; both skip the update, and the next one is correct."""
     for said in run_together(HERE, "short_of_memory", 2, layer_drop):
         buckets, met = json.loads(said.splitlines()[-1])
         assert buckets > 3

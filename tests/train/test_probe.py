@@ -49,7 +49,7 @@ def batch(seed: int = 3) -> Batch:
 
 
 def built(below: int = 3, above: int = 2, **choices: Any) -> Seq2Seq:
-    """Return a small model in fp64 with that many layers, whose parameters are away from their initial values."""
+    """Return a small model in fp64 with this many layers and parameters away from their initial values."""
     return moved(build_model(small_config(below, above, **choices), VOCABULARY, VOCABULARY).double(), 0.1).eval()
 
 
@@ -214,7 +214,7 @@ def everything(model: Seq2Seq) -> dict[str, Any]:
 
 
 CHOICES: list[dict[str, Any]] = [
-    # Without a skip no gradient of the decoder's first layers passes its attention to the memory: 0/0.
+    # Without a skip no gradient of the decoder's first layers passes the attention to the memory: 0/0.
     *({"residual": kind} for kind in get_args(ResidualKind) if kind != "none"),
     {"encoder.residual": "none", "decoder.residual": "pre"},
     *({"encoder.history": kind, "decoder.history": kind} for kind in get_args(HistoryKind)),
@@ -272,7 +272,7 @@ def test_rnmt_has_gradients_and_no_sublayers() -> None:
     close([values["r"]["encoder"], values["r"]["decoder"]], [norms[0] / norms[1], norms[2] / norms[3]])
 
 
-def test_in_training_mode_what_is_recomputed_is_seen_once_and_what_is_dropped_is_nan() -> None:
+def test_in_training_mode_recomputed_layers_count_once_and_dropped_ones_are_nan() -> None:
     model = built(dropout={"residual": 0.0, "attention": 0.0, "activation": 0.0, "embedding": 0.0})
     plain = everything(model)
     model.train()
@@ -291,7 +291,7 @@ def test_in_training_mode_what_is_recomputed_is_seen_once_and_what_is_dropped_is
     assert values["residual_dependency"].keys() == {"decoder"}
 
 
-def test_only_what_is_asked_for_is_measured() -> None:
+def test_only_requested_measures_are_taken() -> None:
     model = built()
     whole = everything(model)
     for name in MEASURES:

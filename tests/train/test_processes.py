@@ -23,7 +23,7 @@ HERE = "tests.train.test_processes"
 
 
 def talk() -> None:
-    """Run in every process: print what it was told."""
+    """Run in every process: print the messages that it receives."""
     with joined(timeout_minutes=1.0) as processes:
         rank = processes.rank
         print(
@@ -74,13 +74,13 @@ def test_a_process_that_hangs_is_named() -> None:
     assert "lost contact at update 3; behind: process 1 (in or after update 2)." in output
 
 
-def test_a_process_that_never_said_anything_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_never_answered_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     store = HashStore()
-    store.set_timeout(timedelta(seconds=1))  # then it raises RuntimeError
+    store.set_timeout(timedelta(seconds=1))  # then torch raises RuntimeError
     store.set("ziggurat/arrivals/0", "7 3")
     monkeypatch.setattr("ziggurat.train.distributed._store", lambda: store)
-    said = str(Processes(0, 2, 0, 2).hanging(RuntimeError("gloo")))
-    assert "behind: process 1 (in or after update 0)" in said
+    message = str(Processes(0, 2, 0, 2).hanging(RuntimeError("gloo")))
+    assert "behind: process 1 (in or after update 0)" in message
 
 
 def test_one_process_needs_no_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_one_process_needs_no_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
         (OSError(28, "No space left"), OSError),
     ],
 )
-def test_an_error_of_the_first_process_is_of_the_same_kind_in_all(
+def test_an_error_of_the_first_process_has_the_same_type_in_all(
     raised: Exception, heard: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[list[str]] = []
@@ -129,14 +129,14 @@ def test_half_of_torchruns_variables_are_refused(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("value", ["", "two"])
-def test_a_number_of_processes_that_is_none_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_number_of_processes_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", value)
     with pytest.raises(ConfigError, match=rf"WORLD_SIZE is set, but .* not a number .*'{value}'"), joined(1.0):
         pass
 
 
-def test_a_new_start_meets_at_another_place_than_the_one_before() -> None:
-    """They share one store, which still has the messages and answers of the first start."""
+def test_a_restart_uses_other_keys_than_the_previous_start() -> None:
+    """Both starts share one store, which still has the messages and answers of the first."""
     store, places = HashStore(), []
     for _ in range(3):
         with ThreadPoolExecutor(3) as pool:
@@ -146,7 +146,7 @@ def test_a_new_start_meets_at_another_place_than_the_one_before() -> None:
     assert len(set(places)) == 3
 
 
-def test_processes_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_processes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     store = HashStore()
     store.set("ziggurat/word/1", "of a process that is gone")
     with pytest.raises(RuntimeError, match=r"processes \[1\] did not answer"):

@@ -50,13 +50,13 @@ def test_the_batch_is_a_sample_of_the_requested_size(tiny_folder: Path) -> None:
     assert 900 <= tokens < 900 + cost.max()
     assert len(set(batch.indices.tolist())) == batch.sentences
     assert cost[batch.indices].max() <= np.quantile(cost, 0.95)
-    assert len(set(cost[batch.indices].tolist())) > 5  # with all lengths, unlike a training batch
+    assert len(set(cost[batch.indices].tolist())) > 5  # unlike a training batch, it has all lengths
     again, other = profile_batch(store, 900, seed=1), profile_batch(store, 900, seed=2)
     assert torch.equal(batch.source, again.source)
     assert set(batch.indices.tolist()) != set(other.indices.tolist())
 
 
-def test_a_small_store_is_taken_whole_but_for_its_longest_pairs(tiny_folder: Path) -> None:
+def test_a_small_store_is_used_except_for_its_longest_pairs(tiny_folder: Path) -> None:
     store = store_of(tiny_folder)
     cost = np.maximum(store.train.source_lengths, store.train.target_lengths) + 1
     usual = np.flatnonzero(cost <= np.quantile(cost, 0.95))
@@ -100,9 +100,7 @@ def test_nothing_else_is_profiled(tiny_folder: Path, model: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
 def test_the_omegas_of_one_stack_are_profiled(tiny_folder: Path, side: str) -> None:
-    """The encoder's values equal those of a model that profiles both; the decoder reads the memory, which has
-    changed.
-    """
+    """The encoder's values equal those of a model that profiles both; the decoder reads the memory, which differs."""
     store = store_of(tiny_folder)
     own = {"residual": "admin", side: {"init": ADMIN["init"]}}
     both, one = experiment(tiny_folder), experiment(tiny_folder, own)
@@ -123,7 +121,7 @@ def test_the_omegas_of_one_stack_are_profiled(tiny_folder: Path, side: str) -> N
             assert (omega[0] == 1) == (name == "decoder.layers.0.self_attn_residual.skip"), name
 
 
-def test_profiling_depends_on_data_and_seed_alone(tiny_folder: Path) -> None:
+def test_profiling_depends_only_on_data_and_seed(tiny_folder: Path) -> None:
     """Profiling must not depend on batches, accumulation or earlier random draws, which differ between processes."""
     store, found = store_of(tiny_folder), []
     for number, training in enumerate([{}, {}, {"batch": {"max_tokens": 90, "accumulate": 3}}, {"seed": 2}]):

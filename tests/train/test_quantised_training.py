@@ -51,7 +51,7 @@ def test_a_run_resumes_exactly(choices: dict[str, Any], experiment: Experiment, 
 
 
 @pytest.mark.cpu("int8 translation is for CPUs")
-def test_it_continues_from_an_ordinary_model_and_what_it_validates_is_served(
+def test_it_starts_from_an_ordinary_model_and_serves_what_it_validated(
     experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(tmp_path / "before", experiment, console=QUIET)
@@ -78,7 +78,9 @@ def test_it_continues_from_an_ordinary_model_and_what_it_validates_is_served(
         ({"decoder": {"residual": "fixup"}}, "the decoder has `residual: fixup`, and int8 translation leaves its maps"),
     ],
 )
-def test_what_int8_does_not_compute_is_refused(model: dict[str, Any], complaint: str, experiment: Experiment) -> None:
+def test_models_that_int8_cannot_compute_are_refused(
+    model: dict[str, Any], complaint: str, experiment: Experiment
+) -> None:
     values = experiment.model_dump()
     values["training"]["quantise"] = "int8"
     Experiment.model_validate(values)

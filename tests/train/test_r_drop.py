@@ -1,4 +1,4 @@
-"""R-Drop: its definition by plain loops, and that the loss is the same however an update is cut."""
+"""R-Drop: its definition by plain loops, and the same loss however an update is cut."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_it_follows_the_paper_and_ignores_padding(normalisation: str, chunk: int
 
 
 def test_two_passes_without_dropout_are_one() -> None:
-    """This includes inter-similarity and guided alignment; evaluation, without dropout, makes one pass."""
+    """This includes inter-similarity and guided alignment; evaluation has no dropout, and makes one pass."""
     batch = padded_batch()
     more = {"inter_sim": 0.3, "alignment": GuidedAlignmentConfig()}
     plain, double = loss_config(0.0, **more), loss_config(**more)

@@ -15,7 +15,7 @@ FIRST = Record(0, 12.5, {"encoder": 2, "decoder": 1}, {"nll": 9.0, "r": {"encode
 SECOND = Record(200, 13.0, {"encoder": 2, "decoder": 1}, {"history_weights": {"encoder": [[1.0, math.nan], [0.5, 2]]}})
 
 
-def test_what_is_written_is_read_and_what_is_not_finite_is_null(tmp_path: Path) -> None:
+def test_records_are_read_back_with_null_for_non_finite_values(tmp_path: Path) -> None:
     assert read_records(tmp_path) == []
     path = write_records(tmp_path, [FIRST, SECOND])
     assert path == tmp_path / "diagnostics" / "depth.jsonl"
@@ -35,7 +35,7 @@ def test_what_is_written_is_read_and_what_is_not_finite_is_null(tmp_path: Path) 
         assert json.loads(Record(1, 0.0, {}, {"nll": wrong}).line())["values"] == {"nll": None}
 
 
-def test_a_line_that_a_kill_has_cut_off_is_left_out(tmp_path: Path) -> None:
+def test_a_line_cut_off_by_a_kill_is_ignored(tmp_path: Path) -> None:
     path = write_records(tmp_path, [FIRST, SECOND])
     whole = path.read_bytes()
     for cut in (2, 30, len(SECOND.line()) - 1):
@@ -75,7 +75,7 @@ def test_other_formats_are_refused(tmp_path: Path) -> None:
             read_records(tmp_path)
 
 
-def test_of_two_records_of_an_update_the_later_counts(tmp_path: Path) -> None:
+def test_the_later_of_two_records_of_an_update_counts(tmp_path: Path) -> None:
     again = Record(0, 14.0, FIRST.layers, {"nll": 8.0})
     write_records(tmp_path, [SECOND, FIRST, again])
     assert [(r.update, r.time) for r in read_records(tmp_path)] == [(0, 14.0), (200, 13.0)]

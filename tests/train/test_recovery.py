@@ -1,4 +1,4 @@
-"""A run whose updates fail: skipped and explained, rolled back, ended; the same however often it is interrupted."""
+"""A run whose updates fail: they are skipped and explained, or it rolls back, or ends; interruptions change nothing."""
 
 from __future__ import annotations
 
@@ -72,24 +72,22 @@ def test_a_poisoned_update_changes_nothing_and_names_the_layer(
 ) -> None:
     experiment = tiny_experiment(tiny_folder, **settings(stop={"updates": 6}, checkpoint={"every_updates": 1}))
     poison(monkeypatch, planned(experiment, 5, 5), LAYER, nan)
-    _, said = train_run(tmp_path / "run", experiment)
-    assert f"update 5: loss nan and gradient norm nan are not both finite: {LAYER}: output is NaN in the " in said
-    assert "forward pass; update skipped (1 in all, 1 in a row)" in said
+    _, messages = train_run(tmp_path / "run", experiment)
+    assert f"update 5: loss nan and gradient norm nan are not both finite: {LAYER}: output is NaN in the " in messages
+    assert "forward pass; update skipped (1 in all, 1 in a row)" in messages
     before, after, later = (weights_of(tmp_path / "run", update) for update in (4, 5, 6))
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert not all(torch.equal(before[name], later[name]) for name in before)
     assert records(tmp_path / "run", "train")[0]["skipped"] == 1
 
 
-def test_healthy_updates_are_not_looked_into(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_healthy_updates_are_not_searched(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ziggurat.train.recovery.find_fault", lambda *_, **__: pytest.fail("run a second time"))
     train_run(tmp_path / "run", tiny_experiment(tiny_folder, **settings(stop={"updates": 3})))
 
 
 @pytest.mark.slow
-def test_looking_for_the_fault_leaves_training_as_it_is(
+def test_searching_for_the_fault_does_not_change_training(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same run with and without the search: equal weights, so equal random numbers afterwards."""
@@ -110,7 +108,7 @@ def diverging(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
 
 
 @pytest.mark.cpu("compares with updates on one, bit by bit")
-def test_rolling_back_is_the_old_weights_on_the_data_that_comes_next_at_a_lower_rate(
+def test_rolling_back_uses_the_old_weights_the_next_data_and_a_lower_rate(
     diverging: Experiment, tmp_path: Path
 ) -> None:
     """Compare with updates made by hand from the checkpoint at update 4."""
@@ -141,7 +139,7 @@ def test_rolling_back_is_the_old_weights_on_the_data_that_comes_next_at_a_lower_
 def test_depth_is_measured_after_a_roll_back(
     diverging: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The figures are those of the weights with which training continues."""
+    """The measures are those of the weights with which training continues."""
     done: list[str] = []
     for owner, name in ((Recovery, "roll_back"), (DepthProbe, "after")):
         original = getattr(owner, name)
@@ -156,7 +154,7 @@ def test_depth_is_measured_after_a_roll_back(
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, update: int, run: Path, experiment: Experiment) -> None:
-    """Train, and die inside the update of that number: nothing more is saved."""
+    """Train, and die during the update with this number, so that nothing more is saved."""
     count = 0
 
     def killed(*args: Any, **options: Any) -> UpdateResult:
@@ -173,7 +171,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, update: int, run: Path, experimen
 
 
 @pytest.mark.slow
-def test_killed_or_stopped_around_a_roll_back_and_resumed_it_ends_the_same(
+def test_kills_and_stops_around_a_roll_back_change_nothing(
     diverging: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train_run(tmp_path / "whole", diverging)
@@ -184,7 +182,7 @@ def test_killed_or_stopped_around_a_roll_back_and_resumed_it_ends_the_same(
         train_run(run, diverging, resume=True)
         assert final_bytes(run, UPDATES) == expected, f"killed at update {moment}"
     run = tmp_path / "stopped"
-    for stop in (6, 8, UPDATES):  # before, within and after the bad updates
+    for stop in (6, 8, UPDATES):  # before, during and after the bad updates
         train_run(
             run, tiny_experiment(Path(diverging.data.store).parent, **settings(stop={"updates": stop})), resume=stop > 6
         )
@@ -194,19 +192,19 @@ def test_killed_or_stopped_around_a_roll_back_and_resumed_it_ends_the_same(
 def test_before_the_first_checkpoint_it_rolls_back_to_the_start(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The starting weights, and an optimiser without moments."""
+    """It has the starting weights, and an optimiser without moments."""
     changes = {"stop": {"updates": 6}, "checkpoint": {"every_updates": 5}, "patience": {"non_finite": 2}}
     experiment = tiny_experiment(tiny_folder, **settings(**changes))
     poison(monkeypatch, planned(experiment, 2, 3), LAYER, nan)
-    _, said = train_run(tmp_path / "run", experiment)
-    assert "rolled back to the weights after update 0" in said
+    _, messages = train_run(tmp_path / "run", experiment)
+    assert "rolled back to the weights after update 0" in messages
     folders = [folder.name for folder in checkpoint_folders(tmp_path / "run")]
-    assert folders == ["step-00000005", "step-00000006"]  # the start was replaced by the first good one
+    assert folders == ["step-00000005", "step-00000006"]  # the first good checkpoint replaced the start
     steps = load_checkpoint(tmp_path / "run" / "last").optimiser
     assert {float(value) for name, value in steps.items() if name.endswith("/step")} == {3.0}
 
 
-def test_where_no_checkpoint_could_be_written_there_is_none_to_roll_back_to(
+def test_without_a_written_checkpoint_there_is_no_roll_back(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
@@ -228,9 +226,9 @@ def test_checkpoints_written_while_updates_fail_are_not_rolled_back_to(
     changes = {"stop": {"updates": 9}, "checkpoint": {"every_updates": 2, "keep_last": 1}}
     experiment = tiny_experiment(tiny_folder, **settings(**changes, patience={"non_finite": 5}))
     poison(monkeypatch, planned(experiment, 3, 7), LAYER, nan)
-    _, said = train_run(tmp_path / "run", experiment)
-    assert "update 7: 5 bad updates in a row" in said
-    assert "rolled back to the weights after update 2," in said
+    _, messages = train_run(tmp_path / "run", experiment)
+    assert "update 7: 5 bad updates in a row" in messages
+    assert "rolled back to the weights after update 2," in messages
 
 
 @pytest.fixture
@@ -244,19 +242,19 @@ def about_to_roll_back(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_a_damaged_good_checkpoint_ends_the_run_which_continues_when_it_can_be_read_or_is_gone(
+def test_a_damaged_good_checkpoint_ends_the_run_until_it_is_readable_or_gone(
     about_to_roll_back: tuple[Path, Experiment], tmp_path: Path
 ) -> None:
     run, longer = about_to_roll_back
     shutil.copytree(run, tmp_path / "whole", symlinks=True)
-    _, said = train_run(tmp_path / "whole", longer, resume=True)
-    assert "rolled back to the weights after update 6," in said
+    _, messages = train_run(tmp_path / "whole", longer, resume=True)
+    assert "rolled back to the weights after update 6," in messages
     good = run / "checkpoints" / "step-00000006"
     content = bytearray((good / "model.safetensors").read_bytes())
     content[-3] ^= 1
     (good / "model.safetensors").write_bytes(content)
     there = checkpoint_folders(run)
-    for _ in range(2):  # the second time with what the first left
+    for _ in range(2):  # the second time with what the first attempt left
         with pytest.raises(CheckpointError) as error:
             train_run(run, longer, resume=True)
         assert f"{good / 'model.safetensors'}: damaged" in str(error.value)
@@ -268,9 +266,9 @@ def test_a_damaged_good_checkpoint_ends_the_run_which_continues_when_it_can_be_r
 
     shutil.copytree(run, tmp_path / "without", symlinks=True)
     shutil.rmtree(tmp_path / "without" / "checkpoints" / good.name)
-    _, said = train_run(tmp_path / "without", longer, resume=True)
-    assert "step-00000006 is gone; rolling back to the checkpoint before it" in said
-    assert "rolled back to the weights after update 4," in said
+    _, messages = train_run(tmp_path / "without", longer, resume=True)
+    assert "step-00000006 is gone; rolling back to the checkpoint before it" in messages
+    assert "rolled back to the weights after update 4," in messages
 
     content[-3] ^= 1
     (good / "model.safetensors").write_bytes(content)
@@ -280,7 +278,7 @@ def test_a_damaged_good_checkpoint_ends_the_run_which_continues_when_it_can_be_r
 
 @pytest.mark.slow
 @pytest.mark.parametrize("removed", [False, True])
-def test_the_newest_checkpoint_that_cannot_be_rolled_back_to_is_made_again(
+def test_a_newest_checkpoint_unfit_for_roll_back_is_recreated(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: bool
 ) -> None:
     """The run continues from the previous one, and ends the same."""
@@ -301,13 +299,13 @@ def test_the_newest_checkpoint_that_cannot_be_rolled_back_to_is_made_again(
     assert checkpoint_folders(run)[-1].name == "step-00000006"
     if removed:
         shutil.rmtree(run / "checkpoints" / "step-00000006")
-    _, said = train_run(run, experiment, resume=True)
-    assert "resumed after update 4" in said
-    assert "rolled back to the weights after update 6," in said
+    _, messages = train_run(run, experiment, resume=True)
+    assert "resumed after update 4" in messages
+    assert "rolled back to the weights after update 6," in messages
     assert final_bytes(run, 10) == final_bytes(tmp_path / "whole", 10)
 
 
-def test_the_only_checkpoint_to_roll_back_to_is_not_to_be_removed(
+def test_the_only_checkpoint_for_a_roll_back_is_not_removed(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = {"stop": {"updates": 6}, "checkpoint": {"every_updates": 5}, "patience": {"non_finite": 2}}
@@ -321,16 +319,16 @@ def test_the_only_checkpoint_to_roll_back_to_is_not_to_be_removed(
         patch.setattr("ziggurat.train.recovery.load_checkpoint", unreadable)
         with pytest.raises(CheckpointError, match=r"`--resume` again; if the folder is damaged, start a new run$"):
             train_run(tmp_path / "run", experiment)
-    _, said = train_run(tmp_path / "run", experiment, resume=True)
-    assert "rolled back to the weights after update 0" in said
+    _, messages = train_run(tmp_path / "run", experiment, resume=True)
+    assert "rolled back to the weights after update 0" in messages
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("reason", "update"), [({}, 4), ({"by_clock": True}, 2), ({"interim": ["step-00000004"]}, 2)])
-def test_an_infinite_good_checkpoint_is_passed_over(
+def test_a_good_checkpoint_with_infinite_weights_is_skipped(
     reason: dict[str, Any], update: int, about_to_roll_back: tuple[Path, Experiment]
 ) -> None:
-    """This includes older ones that only the clock or a stop required."""
+    """This includes older checkpoints that only the clock or a stop required."""
     run, longer = about_to_roll_back
     older = run / "checkpoints" / "step-00000004"
     before = read_meta(older)
@@ -341,8 +339,8 @@ def test_an_infinite_good_checkpoint_is_passed_over(
     next(iter(weights.values())).view(-1)[0] = math.inf
     checksum = write_tensors(file, weights)
     write_meta(good, {**meta, "checksums": {**meta["checksums"], file.name: checksum}})
-    _, said = train_run(run, longer, resume=True)
-    assert f"rolled back to the weights after update {update}," in said
+    _, messages = train_run(run, longer, resume=True)
+    assert f"rolled back to the weights after update {update}," in messages
 
 
 def test_after_too_many_roll_backs_the_run_ends_with_the_diagnosis(
@@ -358,7 +356,7 @@ def test_after_too_many_roll_backs_the_run_ends_with_the_diagnosis(
     assert f"the first of them update 10; first {LAYER}: output is NaN in the forward pass" in str(error.value)
     assert "Earlier roll backs: 2." in str(error.value)
     assert "Lower `training.schedule.peak`, lengthen `warmup_updates`" in str(error.value)
-    assert "fp32" not in str(error.value)  # it already trains in it
+    assert "fp32" not in str(error.value)  # the run already trains in fp32
     assert ("training.clip_norm" in str(error.value)) is (experiment.training.clip_norm is None)
     assert "at 0.01 times the rate (2 of 2 roll backs)" in said.getvalue()
 
@@ -367,9 +365,7 @@ def test_after_too_many_roll_backs_the_run_ends_with_the_diagnosis(
 def test_nan_in_one_layer_ends_the_run_with_its_name_and_a_resumed_run_continues(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This is the default. The checkpoints are whole and have finite weights, so a run without the fault can
-    continue.
-    """
+    """This is the default. Checkpoints are intact and their weights finite, so a run without the fault can continue."""
     experiment = tiny_experiment(tiny_folder, **settings(divergence={"action": "stop"}))
     with monkeypatch.context() as patch:
         poison(patch, planned(experiment, 6, 14), LAYER, nan)
@@ -391,9 +387,9 @@ def test_a_grown_encoder_rolls_back_to_the_depth_of_the_checkpoint_and_grows_aga
     growth = {"stages": [{"layers": 1, "updates": 5}], "keep_stages": False}
     experiment = tiny_experiment(tiny_folder, **settings(growth=growth))
     poison(monkeypatch, planned(experiment, 6, 8), "decoder.layers.0.ffn.in_proj", nan)
-    _, said = train_run(tmp_path / "run", experiment)
-    assert said.count("the model grows, the encoder from 1 to 2 layers") == 2
-    assert "rolled back to the weights after update 4," in said
+    _, messages = train_run(tmp_path / "run", experiment)
+    assert messages.count("the model grows, the encoder from 1 to 2 layers") == 2
+    assert "rolled back to the weights after update 4," in messages
     assert read_progress(tmp_path / "run" / "last").stage == 1
     killed_at(monkeypatch, 9, tmp_path / "parts", experiment)
     train_run(tmp_path / "parts", experiment, resume=True)
@@ -411,17 +407,17 @@ def test_a_loss_spike_is_skipped_and_counted_apart(
     bad = planned(experiment, 2, 2) + planned(experiment, 5, 5)  # update 2 comes before there is a median
     poison(monkeypatch, bad, "decoder.final_norm", lambda output: output * -20)
     run = tmp_path / "run"
-    _, said = train_run(run, experiment)
-    assert "update 5: loss of" in said
-    assert "nats per target token is far above its running median: run again, every state and gradient is" in said
-    assert said.count("update skipped") == 1
+    _, messages = train_run(run, experiment)
+    assert "update 5: loss of" in messages
+    assert "nats per target token is far above its running median: run again, every state and gradient is" in messages
+    assert messages.count("update skipped") == 1
     before, after = weights_of(run, 4), weights_of(run, 5)
     assert all(torch.equal(before[name], after[name]) for name in before)
     (record,) = records(run, "train")
     assert (record["skipped"], record["spikes"], record["rejected"]) == (1, 1, 0)
     losses = read_progress(run / "last").losses
     assert len(losses) == 3
-    assert max(losses) < 7  # that of the spike is not among them
+    assert max(losses) < 7  # without the spike's loss
 
 
 @pytest.mark.slow
@@ -451,10 +447,10 @@ def test_updates_without_memory_are_skipped_and_counted_until_there_are_too_many
     monkeypatch.setattr("ziggurat.train.setup.refuse_too_large", lambda *_, **__: None)
     with monkeypatch.context() as patch:
         poison(patch, planned(experiment, 2, 3), LAYER, no_memory)
-        _, said = train_run(tmp_path / "run", experiment)
-    assert "update 3: out of memory on " in said
-    assert "4.0 KiB more needed, with " in said
-    assert "update skipped (2 in all, 2 in a row)" in said
+        _, messages = train_run(tmp_path / "run", experiment)
+    assert "update 3: out of memory on " in messages
+    assert "4.0 KiB more needed, with " in messages
+    assert "update skipped (2 in all, 2 in a row)" in messages
     before, after, later = (weights_of(tmp_path / "run", update) for update in (1, 3, 4))
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert not all(torch.equal(before[name], later[name]) for name in before)
@@ -483,7 +479,7 @@ def test_checkpoints_of_format_2_still_open(tiny_folder: Path, tmp_path: Path) -
     del meta["checksum"]
     meta["checksums"] = {name: fingerprint(folder / name) for name in files}
     path.write_text(json.dumps({**meta, "format": 2}))
-    longer = tiny_experiment(tiny_folder, **settings(stop={"updates": 6}))  # rolls back from now on
+    longer = tiny_experiment(tiny_folder, **settings(stop={"updates": 6}))  # it rolls back from now on
     train_run(tmp_path / "run", longer, resume=True)
     progress = read_progress(tmp_path / "run" / "last")
     assert (progress.update, progress.rate_factor, progress.good) == (6, 1.0, "step-00000004")

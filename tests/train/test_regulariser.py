@@ -1,6 +1,4 @@
-"""The inter-similarity penalty: its definition by plain loops, and that the loss is the same however an update is
-cut.
-"""
+"""The inter-similarity penalty: its definition by plain loops, and the same loss however an update is cut."""
 
 from __future__ import annotations
 
@@ -66,9 +64,9 @@ def test_the_penalty_is_its_definition_in_plain_loops(kind: str, normalisation: 
     outputs: list[torch.Tensor] = []
     model.encode(batch.source, batch.source_mask, outputs)
     assert len(outputs) == len(model.encoder.layers)  # type: ignore[arg-type]
-    tokens, sentences = 50, 9  # for an update with further batches
+    tokens, sentences = 50, 9  # as part of an update with more batches
     expected = 0.0
-    for s, (source_length, target_length) in enumerate(LENGTHS[:5]):  # and end-of-sentence on both sides
+    for s, (source_length, target_length) in enumerate(LENGTHS[:5]):  # plus end-of-sentence on both sides
         terms = [apart(output[s, : source_length + 1].tolist()) for output in outputs]
         weight = (target_length + 1) / tokens if normalisation == "tokens" else 1 / sentences
         expected += 0.7 * weight * math.fsum(terms) / len(terms)
@@ -84,7 +82,7 @@ def test_the_penalty_is_its_definition_in_plain_loops(kind: str, normalisation: 
 
 
 @pytest.mark.parametrize("kind", ["pre", "post, dlcl", "transparent, wide"])
-def test_what_it_sees_is_what_the_layers_give(kind: str) -> None:
+def test_it_reads_the_outputs_of_the_layers(kind: str) -> None:
     model, (batch,) = tiny(kind), batches([5])
     given: list[torch.Tensor] = []
     for layer in model.encoder.layers:  # type: ignore[union-attr]
@@ -95,7 +93,7 @@ def test_what_it_sees_is_what_the_layers_give(kind: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(outputs, given, strict=True))
 
 
-def test_lambda_0_is_the_loss_without_it_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lambda_0_gives_the_loss_without_it_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     model, (batch,) = tiny(), batches([5])
     config = LossConfig()
     assert config.inter_sim == 0

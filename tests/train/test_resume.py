@@ -38,12 +38,10 @@ PAIRWISE = [
     Case("fp32", growth=True, accumulate=2),
     Case("bf16"),
 ]
-"""PAIRWISE is the quick suite's part, which has every value except compiled layers; a test below checks their first
-batch.
-"""
+"""PAIRWISE is the quick suite's part: every value except compiled layers, whose first batch a test below checks."""
 UPDATES = 30
 SETTINGS: dict[str, Any] = {
-    "threads": 1,  # killed processes must add up in the same order as this one
+    "threads": 1,  # processes that are killed must add up in the same order as this one
     "stop": {"updates": UPDATES},
     "checkpoint": {"every_updates": 7, "keep_last": 2},
     "validation": {"every_updates": 10, "max_sentences": 2},
@@ -68,7 +66,7 @@ def uninterrupted(experiment: Experiment, tmp_path_factory: pytest.TempPathFacto
     return final_bytes(run, UPDATES), run
 
 
-def started_anew(run: str, document: str, resume: str) -> None:
+def restarted(run: str, document: str, resume: str) -> None:
     """Train; a resumed run has to compile again, as in a separate process."""
     if resume:
         torch.compiler.reset()
@@ -78,9 +76,9 @@ def started_anew(run: str, document: str, resume: str) -> None:
 @pytest.mark.parametrize(
     "case", [pytest.param(c, id=str(c), marks=() if c in PAIRWISE else pytest.mark.slow) for c in MATRIX]
 )
-def test_eight_updates_and_eight_more_are_sixteen(case: Case, tiny_folder: Path, tmp_path: Path) -> None:
+def test_eight_updates_and_eight_more_equal_sixteen(case: Case, tiny_folder: Path, tmp_path: Path) -> None:
     """This covers every precision, with and without growth, accumulation and compiled layers."""
-    assert_resumed_equals_whole(case, tiny_folder, tmp_path, started_anew)
+    assert_resumed_equals_whole(case, tiny_folder, tmp_path, restarted)
 
 
 LATER: dict[str, dict[str, Any]] = {
@@ -139,10 +137,10 @@ LATER: dict[str, dict[str, Any]] = {
     "choices",
     [pytest.param(c, id=n, marks=() if i < 3 else pytest.mark.slow) for i, (n, c) in enumerate(LATER.items())],
 )
-def test_three_updates_and_three_more_are_six_with_later_kinds(
+def test_three_updates_and_three_more_equal_six_with_later_kinds(
     choices: dict[str, Any], tiny_folder: Path, tmp_path: Path
 ) -> None:
-    """Their parameters, moments and factors are all in a checkpoint."""
+    """A checkpoint has all their parameters, moments and factors."""
     checkpoint = {"every_updates": 3, "keep_last": 2}
     six = tiny_experiment(tiny_folder, choices, threads=1, stop={"updates": 6}, checkpoint=checkpoint)
     train_run(tmp_path / "whole", six)
@@ -205,7 +203,7 @@ def test_a_run_resumed_before_layer_drop_has_used_every_layer(tiny_folder: Path,
 def test_compiled_layers_see_the_same_batch_first_in_a_resumed_run(
     fit: bool, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The graphs depend on it, and so do the last bits of their results; nothing is compiled here."""
+    """The graphs, and thus the last bits of their results, depend on it; nothing is compiled here."""
     seen: list[tuple[int, ...]] = []
 
     def build(*arguments: Any, **options: Any) -> Any:
@@ -251,7 +249,7 @@ def test_sigkill_at_random_moments(
     began = time.perf_counter()
     assert not killed_after(300, tmp_path / "timed", experiment)
     length = time.perf_counter() - began
-    seed = random.SystemRandom().randrange(10**6)  # a different one every time; test_kills.py has recorded ones
+    seed = random.SystemRandom().randrange(10**6)  # different moments every time; test_kills.py has recorded ones
     moments = random.Random(seed)
     kills = 0
     for number in range(4 * wanted + 20):
@@ -260,7 +258,7 @@ def test_sigkill_at_random_moments(
         if killed_after(moment, run, experiment):
             kills += 1
         else:
-            length *= 0.7  # the timed run had less of the machine than this one; in the end every moment comes in time
+            length *= 0.7  # the timed run was slower than this one; sooner or later every moment comes in time
         has_run = (run / "checkpoints").is_dir()
         train_run(run, experiment, resume=has_run)
         assert final_bytes(run, UPDATES) == uninterrupted[0], f"seed {seed}, kill {number} after {moment:.3f} s"
@@ -290,7 +288,7 @@ def _child_at(barrier: Any, run: str, document: str) -> None:
 
 
 @pytest.mark.slow
-def test_of_two_processes_that_start_the_same_run_at_once_one_is_refused(
+def test_one_of_two_processes_that_start_the_same_run_at_once_is_refused(
     experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path], tmp_path: Path
 ) -> None:
     context = forkserver()
@@ -310,7 +308,7 @@ def test_of_two_processes_that_start_the_same_run_at_once_one_is_refused(
 def test_a_run_made_by_another_process_in_the_meantime_is_left_alone(
     experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds at any moment: here after the last look at the folder before its lock is taken."""
+    """This holds at any moment; here it happens after the last look at the folder, before it is locked."""
     from ziggurat.train import run as module
 
     building, run = module.building, tmp_path / "run"
@@ -347,9 +345,9 @@ def test_a_store_replaced_under_a_live_run(
     monkeypatch: pytest.MonkeyPatch,
     early: bool,
 ) -> None:
-    """The run has the old data mapped and ends normally, with a warning; it cannot be resumed on the new data.
+    """The run has mapped the old data and ends normally, with a warning; it cannot be resumed on the new data.
 
-    A replacement before the first update is noticed as well, because preparations can take minutes.
+    A replacement before the first update is noticed, too, because preparations can take minutes.
     """
     from ziggurat.data.prepare import prepare
 
@@ -452,7 +450,7 @@ def test_another_store_is_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """This includes a run that was killed before its first checkpoint: it has the vocabularies of its own store."""
+    """This includes a run that was killed before its first checkpoint, which has the vocabularies of its own store."""
     from ziggurat.data.prepare import prepare
 
     run = tmp_path / "run"
@@ -481,7 +479,7 @@ def interrupted(*_: object, **__: object) -> None:
 def test_a_run_killed_before_its_first_checkpoint_has_the_weights_that_it_began_with(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds although `start_from` names a run that has continued since."""
+    """This holds although the run in `start_from` has been continued since."""
     short: dict[str, Any] = {"validation": {"every_updates": 9, "decode": False}, "stop": {"updates": 2}}
     train_run(tmp_path / "other", tiny_experiment(tiny_folder, **short))
     mine = tiny_experiment(tiny_folder, **short, start_from=str(tmp_path / "other"))
@@ -509,7 +507,7 @@ def short_run(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def resumed(before: Path, run: Path, *changes: str, environment: str | None = None) -> list[str]:
-    """Resume a copy of a run with changes; return the lines of its log from there on."""
+    """Resume a copy of a run with changes; return the lines that this adds to its log."""
     shutil.copytree(before, run, symlinks=True)
     if environment is not None:
         file = run / "environment.json"
@@ -528,7 +526,7 @@ def resumed(before: Path, run: Path, *changes: str, environment: str | None = No
         ("training.log_every_updates=1", False),
     ],
 )
-def test_what_is_set_otherwise_at_a_resume_is_said_and_how_the_rate_jumps(
+def test_changed_settings_and_jumps_of_the_rate_are_reported_on_resuming(
     change: str, jumps: bool, short_run: Path, tmp_path: Path
 ) -> None:
     said = resumed(short_run, tmp_path / "run", "training.stop.updates=5", change)
@@ -543,23 +541,23 @@ def test_what_is_set_otherwise_at_a_resume_is_said_and_how_the_rate_jumps(
     assert not jumps or f"{rate:.2e}" in told[0]
 
 
-def test_an_unchanged_resume_says_nothing_of_changes(short_run: Path, tmp_path: Path) -> None:
-    said = resumed(short_run, tmp_path / "run")
-    assert "resumed after update 4" in said
-    assert not [line for line in said if line.startswith(("changed since", "another environment"))]
+def test_an_unchanged_resume_reports_no_changes(short_run: Path, tmp_path: Path) -> None:
+    message = resumed(short_run, tmp_path / "run")
+    assert "resumed after update 4" in message
+    assert not [line for line in message if line.startswith(("changed since", "another environment"))]
 
 
-def test_another_environment_is_said_at_a_resume(short_run: Path, tmp_path: Path) -> None:
+def test_a_changed_environment_is_reported_on_resuming(short_run: Path, tmp_path: Path) -> None:
     said = resumed(short_run, tmp_path / "run", "training.stop.updates=5", environment="other")
     (line,) = [line for line in said if line.startswith("another environment: ")]
     assert line.startswith('another environment: instructions: "other, ')
 
 
 @pytest.mark.parametrize("what", ["moved", "removed", "replaced"])
-def test_a_run_whose_folder_is_another_one_ends(
+def test_a_run_whose_folder_was_replaced_ends(
     what: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lock is on a file, not on a name: the next run in that folder must not get this one's checkpoints."""
+    """A lock belongs to a file, not to a name, so the next run in that folder must not get this one's checkpoints."""
     checkpoint = {"every_updates": 2, "asynchronous": False}
     run, mine = tmp_path / "run", tiny_experiment(tiny_folder, **{**SHORT, "checkpoint": checkpoint})
 

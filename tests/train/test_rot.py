@@ -1,4 +1,4 @@
-"""Damaged data during training: the run stops with the file's name, and keeps nothing that has seen the damage."""
+"""Damaged data during training: the run stops, names the file, and keeps nothing that was trained on the damage."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def rot(store: Path) -> None:
     path.write_bytes(content)
 
 
-def test_no_run_is_made_of_a_rotten_store(experiment: Experiment, tmp_path: Path) -> None:
+def test_no_run_starts_from_a_damaged_store(experiment: Experiment, tmp_path: Path) -> None:
     rot(tmp_path / "store")
     with pytest.raises(DataError, match=r"train-00000\.arrow: damaged"):
         train(tmp_path / "run", experiment, console=QUIET)
@@ -82,7 +82,7 @@ def test_no_checkpoint_is_written_before_the_store_is_known_to_be_whole(
     assert not (tmp_path / "run" / "averaged").exists()
 
 
-def test_damage_found_under_way_ends_training_before_the_next_save(
+def test_damage_found_during_training_ends_it_before_the_next_save(
     experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rot(tmp_path / "store")
@@ -101,7 +101,7 @@ def test_damage_found_under_way_ends_training_before_the_next_save(
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("seed: 1", "seed: 2", r"training\.seed: 1 -> 2"),
         ("attention: 0.1", "attention: 0.3", r"model\.dropout\.attention: 0\.1 -> 0\.3"),
@@ -109,16 +109,18 @@ def test_damage_found_under_way_ends_training_before_the_next_save(
         ("sampling_temperature: 1.0", "sampling_temperature: 2.0", r"data\.sampling_temperature: 1\.0 -> 2\.0"),
     ],
 )
-def test_an_edited_configuration_is_refused_as_an_override_is(old: str, new: str, said: str, run: Path) -> None:
+def test_an_edited_configuration_is_refused_like_an_override(old: str, new: str, message: str, run: Path) -> None:
     path = run / "config.yaml"
     text = path.read_text()
     assert text.count(old) == 1, text
     path.write_text(text.replace(old, new))
-    with pytest.raises(ConfigError, match=rf"config\.yaml: changed since step-00000004 was written: {said}\. .*back"):
+    with pytest.raises(
+        ConfigError, match=rf"config\.yaml: changed since step-00000004 was written: {message}\. .*back"
+    ):
         reopen_run(run, [])
 
 
-def test_a_run_without_its_configuration_says_where_a_copy_is(run: Path) -> None:
+def test_a_run_without_its_configuration_points_to_a_copy(run: Path) -> None:
     (run / "config.yaml").unlink()
     with pytest.raises(ConfigError, match=r"config\.yaml: missing.*`configuration`.*meta\.json"):
         reopen_run(run, [])
@@ -132,14 +134,14 @@ def test_a_run_without_its_configuration_says_where_a_copy_is(run: Path) -> None
 
 
 def test_a_run_is_reopened_without_its_device(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of several processes does it before it knows its GPU; otherwise all would open the first one."""
+    """Each of several processes reopens it before it knows its GPU; otherwise all would open the first GPU."""
     used: list[str] = []
     monkeypatch.setattr("ziggurat.train.run.usable_device", lambda name, _: used.append(name))
     reopen_run(run, ["training.device=cuda"])
     assert used == []
 
 
-def test_what_a_resumed_run_may_change_may_be_edited(run: Path) -> None:
+def test_settings_that_a_resumed_run_may_change_may_be_edited(run: Path) -> None:
     path = run / "config.yaml"
     path.write_text(path.read_text().replace("updates: 4\n", "updates: 5\n"))
     assert train(run, reopen_run(run, []), resume=True, console=QUIET).update == 5

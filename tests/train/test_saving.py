@@ -1,4 +1,4 @@
-"""Checkpoints written during training: the same ones, one at a time, and what happens if they cannot be written."""
+"""Checkpoints written during training: the same files, one checkpoint at a time, and failing writes."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Event:
     return go
 
 
-def test_copies_lie_where_the_ones_before_lay() -> None:
+def test_copies_reuse_the_memory_of_earlier_ones() -> None:
     buffers = Buffers()
     first = buffers.copy({"a": torch.ones(2, 3), "b": torch.tensor(1.0), "c": torch.ones(4)})
     places = {name: tensor.data_ptr() for name, tensor in first.items()}
@@ -114,7 +114,7 @@ def test_copies_lie_where_the_ones_before_lay() -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_what_is_written_is_the_state_when_it_was_taken(
+def test_the_written_state_is_that_at_the_time_of_the_copy(
     asynchronous: bool, tiny_folder: Path, tmp_path: Path, held: Event
 ) -> None:
     trainee = Trainee(tiny_experiment(tiny_folder, checkpoint={"asynchronous": asynchronous}), tmp_path / "run")
@@ -125,7 +125,7 @@ def test_what_is_written_is_the_state_when_it_was_taken(
         if not asynchronous:
             held.set()
         trainee.save()
-        trainee.update()  # with asynchronous saving, before anything is on disk
+        trainee.update()  # with asynchronous saving this is before anything is on disk
         trainee.progress.scores["later"] = 1.0
         assert trainee.kept == [1, 3][: number if asynchronous else number + 1]
         if asynchronous:
@@ -156,7 +156,7 @@ def test_one_write_at_a_time(tiny_folder: Path, tmp_path: Path, held: Event, mon
     with trainee.saver:
         trainee.save()
         trainee.update()
-        held.set()  # nobody else sets it, so a save that did not wait would find nothing on disk
+        held.set()  # nothing else sets it, so a save that did not wait would find nothing on disk
         trainee.save()
     assert order == ["copy with [] on disk"] * 2 + ["copy with [1] on disk"] * 2
     assert trainee.kept == [1, 2]
@@ -193,7 +193,7 @@ def test_asynchronous_runs_leave_what_synchronous_ones_do(
             assert file.read_bytes() == (twin / file.relative_to(folder)).read_bytes()
         mine, its = map(timeless_progress, (folder, twin))
         assert mine == its
-    assert mine["scores"].keys() <= {f.name for f in checkpoint_folders(one)}  # those of the others are forgotten
+    assert mine["scores"].keys() <= {f.name for f in checkpoint_folders(one)}  # other scores are forgotten
 
 
 def test_the_wait_is_recorded(tiny_folder: Path, tmp_path: Path) -> None:
@@ -223,11 +223,11 @@ def test_a_failed_write_stops_the_run_at_the_next_update(
         trainee.poll()
     assert [p.name for p in (trainee.run / "checkpoints").iterdir()] == ["step-00000001"]
     assert load_checkpoint(trainee.run / "checkpoints" / "step-00000001").progress.update == 1
-    assert "NOT WRITTEN" not in trainee.said.getvalue()  # the run ends with it, once
+    assert "NOT WRITTEN" not in trainee.said.getvalue()  # the run ends with this error, once
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_training_continues_when_asked_and_the_next_save_tries_again(
+def test_training_continues_if_configured_and_the_next_save_tries_again(
     asynchronous: bool, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = iter([False, True, False, True])
@@ -286,7 +286,7 @@ def test_an_error_of_training_is_not_hidden_by_one_of_the_disk(
 
 @pytest.fixture
 def files_limited_to() -> Iterator[Any]:
-    """Limit the size of files that this process writes: the kernel's own refusal (EFBIG)."""
+    """Limit the size of files that this process writes, so that the kernel itself refuses (EFBIG)."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -294,7 +294,7 @@ def files_limited_to() -> Iterator[Any]:
 
 @pytest.mark.slow
 def test_the_kernel_refuses_a_file(tiny_folder: Path, tmp_path: Path, files_limited_to: Any) -> None:
-    """After one refusal a run that continues writes its next checkpoint, and ends like one that was never refused."""
+    """After one refusal, a run that continues writes its next checkpoint, and ends like one without a refusal."""
     whole = tmp_path / "whole"
     settings: dict[str, Any] = {"stop": {"updates": 9}, "log_every_updates": 3}
     train(whole, tiny_experiment(tiny_folder, checkpoint={"every_updates": 3}, **settings), console=QUIET)
@@ -347,7 +347,7 @@ def test_a_full_disk(tiny_folder: Path, tmp_path: Path) -> None:
         assert 1 <= len(names) < 6
         assert load_checkpoint(run / "last").progress.update == len(names)
         assert open_model(run, which="last").model.vocabulary_size == 400
-        for folder in (run / "checkpoints").iterdir():  # room again: the run continues and ends normally
+        for folder in (run / "checkpoints").iterdir():  # there is room again, so the run continues and ends normally
             if folder.name != names[-1]:
                 subprocess.run(["rm", "-r", str(folder)], check=True)
         subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
@@ -360,10 +360,10 @@ def test_a_full_disk(tiny_folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["CheckpointError", "DataError", "MachineError", "disk"])
-def test_all_processes_hear_alike_of_a_checkpoint_that_the_first_cannot_write(
+def test_all_processes_learn_of_a_checkpoint_that_the_first_cannot_write(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It counts as one kind of error, which is subject to `on_error`."""
+    """It counts as an ordinary error, which is subject to `on_error`."""
     monkeypatch.setattr(Processes, "texts", lambda *_: [[kind, "no room"]])
     with pytest.raises(CheckpointError, match="no room"):
         save_checkpoint(tmp_path, Checkpoint(RunProgress(), {}, {}, "store"), (2, 2), Processes(1, 2))
@@ -385,7 +385,7 @@ def test_retention_keeps_the_newest_the_best_and_every_nth(tmp_path: Path) -> No
         CheckpointConfig(every_updates=5, keep_every=7)
 
 
-def test_links_to_the_best_go_with_what_they_lead_to(tmp_path: Path) -> None:
+def test_links_to_the_best_are_removed_with_their_targets(tmp_path: Path) -> None:
     """A run may be resumed with a configuration that keeps no best checkpoints."""
     scores = {"step-00000001": 1.0, "step-00000002": 2.0}
     progress = RunProgress(scores=dict(scores), direction_scores={"en-de": dict(scores)})
@@ -398,7 +398,7 @@ def test_links_to_the_best_go_with_what_they_lead_to(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "last"}
 
 
-def test_leftovers_of_a_killed_process_are_cleared(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, Checkpoint(RunProgress(update=3), {"w": torch.ones(1)}, {}, "store"), (2, 2))
     (tmp_path / ".shared").touch()
     (tmp_path / ".last.linking_.tmp").symlink_to(folder)

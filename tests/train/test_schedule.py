@@ -27,7 +27,7 @@ def test_noam_reaches_the_published_peaks(factor: float, warmup: int, d_model: i
     assert rates[2] == pytest.approx(rates[1] / math.sqrt(2))
 
 
-def test_isqrt_is_fairseqs() -> None:
+def test_isqrt_equals_fairseqs() -> None:
     schedule = config(kind="isqrt", peak=2e-3, warmup_updates=8000, initial=1e-7)
     assert learning_rate(schedule, 8000, d_model=1) == pytest.approx(2e-3)
     assert learning_rate(schedule, 4000, d_model=1) == pytest.approx((2e-3 + 1e-7) / 2)
@@ -48,7 +48,7 @@ def test_wsd_stays_at_the_peak_and_falls_in_the_last_share(behind: int) -> None:
     schedule = config(kind="wsd", peak=1.0, warmup_updates=10, floor=0.1, initial=0.0, decay_share=0.2)
     at = {5: 0.5, 10: 1.0, 50: 1.0, 80: 1.0, 85: 0.55, 90: 0.1 + 0.9 * (1 - math.sqrt(0.5)), 100: 0.1, 500: 0.1}
     for t, rate in at.items():
-        update = t if t <= 10 else t - behind  # ends count updates of the run, the warm-up those of the schedule
+        update = t if t <= 10 else t - behind  # ends count the run's updates, the warm-up those of the schedule
         found = learning_rate(schedule, update, d_model=1, last_update=100, behind=behind)
         assert found == pytest.approx(rate), t
 
@@ -73,7 +73,7 @@ def test_never_above_the_peak_and_never_negative(kind: str, t: int, warmup: int)
     assert 0 < rate <= 1e-3 * (1 + 1e-12)
 
 
-def test_gnmt_plus_is_lingvos() -> None:
+def test_gnmt_plus_equals_lingvos() -> None:
     """Compare with lingvo's schedule, the minimum of two lines and an exponential between given points (n = 8
     replicas).
     """

@@ -44,9 +44,7 @@ def epoch_ends(run: Path) -> list[int]:
 
 
 def test_checkpoints_and_validations_come_at_the_ends_of_epochs(tiny_folder: Path, tmp_path: Path) -> None:
-    """Batches are accumulated, and an epoch is not a multiple of that; the run is stopped and resumed; epochs are
-    averaged.
-    """
+    """Batches are accumulated, which epochs are no multiple of; the run is stopped and resumed; epochs are averaged."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     found = tiny_experiment(tiny_folder, **BY_EPOCHS)
     train(whole, found, console=QUIET)
@@ -106,7 +104,7 @@ def test_epochs_end_alike_in_several_processes(kind: str, tiny_folder: Path, tmp
 
 
 @given(st.integers(1, 40), st.integers(0, 6), st.integers(0, 3), st.integers(0, 4), st.integers(0, 4))
-def test_what_is_due_is_a_function_of_update_and_position(
+def test_what_is_due_depends_only_on_update_and_position(
     update: int, epoch: int, batch: int, updates: int, epochs: int
 ) -> None:
     when = CheckpointConfig.model_construct(every_updates=updates or None, every_epochs=epochs or None)
@@ -115,7 +113,7 @@ def test_what_is_due_is_a_function_of_update_and_position(
     assert due(when, update, LoaderState(epoch, batch)) == (by_updates or by_epochs)
 
 
-def test_something_must_come_some_time() -> None:
+def test_checkpoints_must_be_due_at_some_point() -> None:
     for key, section in (("validation", ValidationConfig), ("checkpoint", CheckpointConfig)):
         with pytest.raises(ValueError, match="set `every_updates`"):
             section.model_validate({"every_updates": None})
@@ -156,12 +154,12 @@ def test_neighbours_of_the_best_are_kept(losses: str, tmp_path: Path) -> None:
         after = len(scores) - 1 - place
         with pytest.raises(CheckpointError, match=f"{min(place, 2)} .* before the best one .* of 2 each: ") as refused:
             selected_checkpoints(tmp_path, config, CheckpointSelection("around-best", 5))
-        said = str(refused.value)
-        assert ("`around-best:3`" in said) == (min(place, after) == 1)
-        assert ("train on" in said) == (after < 2)
-        assert "keep_around_best=5" in said
+        message = str(refused.value)
+        assert ("`around-best:3`" in message) == (min(place, after) == 1)
+        assert ("train on" in message) == (after < 2)
+        assert "keep_around_best=5" in message
         keeping = config.model_copy(update={"checkpoint": CheckpointConfig(every_updates=10, keep_around_best=5)})
-        with pytest.raises(CheckpointError) as refused:  # it is already requested
+        with pytest.raises(CheckpointError) as refused:  # its option is already given
             selected_checkpoints(tmp_path, keeping, CheckpointSelection("around-best", 5))
         assert "keep_around_best" not in str(refused.value)
 
@@ -195,7 +193,7 @@ def test_without_a_validation_there_is_no_best(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["5", "last", "last:0", "last:-1", "first:3", "around-best:4", "last-epochs:x", "last:5 "]
 )
-def test_choices_that_are_none_are_refused(text: str) -> None:
+def test_invalid_choices_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--checkpoints"):
         CheckpointSelection.parse(text)
 

@@ -38,14 +38,14 @@ def assert_equal(read: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         assert torch.equal(read[name], tensor)
 
 
-def test_one_process_reads_back_what_it_wrote_and_there_is_no_pickle(tmp_path: Path) -> None:
+def test_one_process_reads_back_what_it_wrote_without_pickles(tmp_path: Path) -> None:
     checksums = write_shards(tmp_path, state())
     assert [p.name for p in tmp_path.iterdir()] == ["shard-00000.safetensors"]
     assert checksums == {p.name: fingerprint(p) for p in tmp_path.iterdir()}
     assert_equal(read_shards(tmp_path), state())
 
 
-def test_a_process_alone_writes_what_torch_would(tmp_path: Path) -> None:
+def test_a_single_process_writes_what_torch_would_write(tmp_path: Path) -> None:
     """Torch reads it, too."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
     try:
@@ -83,7 +83,7 @@ def _one_of_two(rank: int, folder: Path) -> None:
     (folder / f"checksums-{rank}.json").write_text(json.dumps(checksums))
     dist.barrier()
     assert_equal(read_shards(folder / "two"), state())
-    if rank == 1:  # only this one's folder cannot be created
+    if rank == 1:  # only the folder of this process cannot be created
         (folder / "file").write_text("")
     dist.barrier()
     target = folder / "file" if rank == 1 else folder / "three"
@@ -94,7 +94,7 @@ def _one_of_two(rank: int, folder: Path) -> None:
 
 def test_two_processes_write_one_reads(tmp_path: Path) -> None:
     """Uneven slices, slices of the second dimension, copies; an error of one process reaches the other."""
-    forkserver()  # which has imported everything that the two need
+    forkserver()  # it has imported everything that the two processes need
     mp.start_processes(_one_of_two, (tmp_path,), 2, start_method="forkserver")
     files = sorted((tmp_path / "two").iterdir())
     assert [p.name for p in files] == ["shard-00000.safetensors", "shard-00001.safetensors"]

@@ -1,4 +1,4 @@
-"""SIGTERM within a deadline: whatever training is doing, it finishes one unit of work, and no result changes."""
+"""SIGTERM with a deadline: whatever training is doing, it finishes one unit of work, and no result changes."""
 
 from __future__ import annotations
 
@@ -54,15 +54,13 @@ def experiment(tiny_folder: Path) -> Experiment:
 
 
 def signal_at(number: int, patch: pytest.MonkeyPatch) -> list[int]:
-    """Raise SIGTERM when validations ask for the `number`-th time whether to continue; return the number of times
-    asked.
-    """
+    """Raise SIGTERM when validations ask for the `number`-th time whether to continue; return how often they asked."""
     real, asked = Validator.measure, [0]
 
     def measure(
         self: Validator, model: Any, interrupted: Callable[[], bool] | None = None, **others: Any
     ) -> Validation | None:
-        if interrupted is None:  # of an average, when training is over
+        if interrupted is None:  # the validation of an average, after training
             return real(self, model, **others)
 
         def ask() -> bool:
@@ -79,7 +77,7 @@ def signal_at(number: int, patch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture(scope="module")
 def uninterrupted(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], int]:
-    """What an uninterrupted run leaves, and how often its validations ask."""
+    """The outcome of an uninterrupted run, and how often its validations ask."""
     run = tmp_path_factory.mktemp("whole") / "run"
     with pytest.MonkeyPatch.context() as patch:
         asked = signal_at(-1, patch)
@@ -90,7 +88,7 @@ def uninterrupted(experiment: Experiment, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 0.45, *(pytest.param(x, marks=pytest.mark.slow) for x in (0.2, 0.6, 0.8, 1.0))])
-def test_a_validation_left_is_done_first_by_the_resumed_run(
+def test_an_interrupted_validation_is_done_first_after_resuming(
     share: float,
     experiment: Experiment,
     uninterrupted: tuple[dict[str, Any], int],
@@ -127,10 +125,10 @@ def test_a_validation_left_is_done_first_by_the_resumed_run(
     assert "of the time" not in first, "no update of this start to compare with"
 
 
-def test_interrupted_again_and_again(
+def test_repeated_interruptions(
     experiment: Experiment, uninterrupted: tuple[dict[str, Any], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same validation is interrupted three times; each resumed run gets further, and is killed after its record."""
+    """The same validation is interrupted three times; each resumed run gets further, and is killed after the record."""
     run = tmp_path / "run"
     for number in (1, 2, 5):
         with monkeypatch.context() as patch:
@@ -150,7 +148,7 @@ def test_interrupted_again_and_again(
 
 
 @pytest.mark.slow
-def test_early_stopping_by_a_validation_that_was_left(
+def test_early_stopping_by_an_interrupted_validation(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The resumed run finds out that training is over."""
@@ -173,7 +171,7 @@ def test_early_stopping_by_a_validation_that_was_left(
 
 
 @pytest.mark.slow
-def test_what_is_written_of_the_validation_survives_a_full_disk(
+def test_written_parts_of_a_validation_survive_a_full_disk(
     experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Failing to update the checkpoint is an error; the old one is whole, and the run can be resumed."""
@@ -254,10 +252,8 @@ def live(place: str, config: str, run: str, journal: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["update", "batch", "step"])
-def test_a_live_process_leaves_within_one_unit_of_work(place: str, tiny_folder: Path, tmp_path: Path) -> None:
-    """Expect status 143, a whole checkpoint of the last update, and nothing started after the signal except writing
-    it.
-    """
+def test_a_live_process_exits_within_one_unit_of_work(place: str, tiny_folder: Path, tmp_path: Path) -> None:
+    """Expect status 143, a whole checkpoint of the last update, and nothing else started after the signal."""
     endless = {**SETTINGS, "stop": {"updates": 10**6}, "validation": {"every_updates": 3}, "batch": {"max_tokens": 80}}
     config = tiny_config(tmp_path, tiny_folder, **endless)
     run, journal = tmp_path / "run", tmp_path / "journal"
@@ -300,7 +296,7 @@ os.replace("reason.part", "reason")
 @pytest.mark.slow
 @pytest.mark.parametrize("torchrun_s", [True, False])
 def test_a_worker_whose_torchrun_is_killed_is_told_to_stop(torchrun_s: bool, tmp_path: Path) -> None:
-    """There is no other parent: a shell may leave behind what it started."""
+    """This does not hold for other parents: a shell may leave its processes running."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)} | ({"TORCHELASTIC_RUN_ID": "x"} if torchrun_s else {})
     start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WORKER!r}])"
     launcher = subprocess.Popen([sys.executable, "-c", start], cwd=tmp_path, env=environment)
@@ -319,8 +315,8 @@ def test_a_worker_whose_torchrun_is_killed_is_told_to_stop(torchrun_s: bool, tmp
         assert (tmp_path / "reason").read_text() == f"SIGTERM, since torchrun (process {launcher.pid}) is gone"
 
 
-def test_of_processes_of_torchrun_a_signal_that_comes_twice_at_once_is_one() -> None:
-    """The other test of a second signal is for a single process, which exits."""
+def test_under_torchrun_two_signals_at_once_count_as_one() -> None:
+    """The other test of a second signal is about a single process, which exits."""
     with GracefulStop(several=True) as stop:
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGINT)
@@ -334,7 +330,7 @@ def test_of_processes_of_torchrun_a_signal_that_comes_twice_at_once_is_one() -> 
 
 
 @pytest.mark.parametrize("number", REPEATED)
-def test_what_a_scheduler_or_a_terminal_says_several_times_is_one_request(number: signal.Signals) -> None:
+def test_repeated_signals_of_a_scheduler_or_terminal_are_one_request(number: signal.Signals) -> None:
     before = signal.signal(number, signal.SIG_DFL)  # under nohup, SIGHUP is ignored
     with GracefulStop(says=False) as stop, pytest.MonkeyPatch.context() as patch:
         left: list[int] = []

@@ -47,7 +47,7 @@ HISTORIES: dict[str, History] = {
 
 @pytest.mark.parametrize("kind", HISTORIES)
 @torch.no_grad()
-def test_the_table_of_a_history_is_what_it_does_to_unit_vectors(kind: str) -> None:
+def test_the_table_of_a_history_is_its_effect_on_unit_vectors(kind: str) -> None:
     history = HISTORIES[kind]
     generator = torch.Generator().manual_seed(5)
     history.weight += torch.randn(history.weight.shape, generator=generator)  # type: ignore[operator]
@@ -254,7 +254,7 @@ def test_contributions_add_up_to_the_state(choices: dict[str, Any]) -> None:
     for stack in (model.encoder, model.decoder):
         for module in [*stack_residuals(stack), stack.history]:
             for name, parameter in module.named_parameters():  # type: ignore[union-attr]
-                # Weights are computed from the output of `stream_norm`, so its bias is in them and not in the terms.
+                # Weights are computed from the output of `stream_norm`, so they contain its bias and the terms do not.
                 if name.endswith("bias") and not name.startswith("stream_norm"):
                     parameter.zero_()
     with Trace(model) as trace, norm_inputs(model) as norms:
@@ -288,7 +288,7 @@ def deviation(values: list[float]) -> float:
 @torch.no_grad()
 @pytest.mark.parametrize("residual", ["post", "admin", "pre"])
 def test_residual_dependency_against_a_plain_loop(residual: str) -> None:
-    """It keeps the current state of every branch in a list and rescales it at every norm (Clinic's variance log)."""
+    """The loop keeps every branch's current state in a list, and rescales it at every norm (Clinic's variance log)."""
     init = {"kind": "admin", "omega": "linear"} if residual == "admin" else {}
     model, some = built(residual=residual, **({"init": init} if init else {})), batch()
     found = measure(model, some, LOSS, ("residual_dependency",))["residual_dependency"]

@@ -73,7 +73,7 @@ def test_clipping_scales_the_whole_gradient(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_device_needs_no_grouped_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Apple's GPUs have none; torch then computes the norms one by one."""
+    """Apple's GPUs have none, so torch computes the norms one by one."""
     expected, _ = update([7], clip_norm=0.1)
     monkeypatch.setattr(torch.nn.utils.clip_grad, "_has_foreach_support", lambda tensors, device: False)
     monkeypatch.setattr(torch.nn.utils.clip_grad, "_device_has_foreach_support", lambda device: False)

@@ -45,7 +45,7 @@ def test_tensorboard_has_scalars_and_images(tmp_path: Path) -> None:
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(image.encoded_image_string))), PIXELS)
 
 
-def test_tensorboard_purges_what_a_killed_run_left(tmp_path: Path) -> None:
+def test_tensorboard_purges_leftovers_of_a_killed_run(tmp_path: Path) -> None:
     for start, updates in ((0, (5, 10, 15)), (10, (12, 14))):
         board = TensorBoard(tmp_path, start)
         for update in updates:
@@ -89,7 +89,7 @@ def wandb_records(file: Path) -> Iterator[bytes]:
         _, length, kind = struct.unpack("<IHB", data[place : place + 7])
         whole += data[place + 7 : place + 7 + length]
         place += 7 + length
-        if kind in (1, 4):  # a whole record, or the last part of one
+        if kind in (1, 4):  # a complete record, or the last part of one
             yield whole
             whole = b""
 
@@ -106,9 +106,9 @@ def wandb_history(file: Path) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.slow  # as in the last test here: W&B writes in a separate process
+@pytest.mark.slow  # W&B writes in a separate process (see the last test here)
 @needs_wandb
-def test_wandb_offline_continues_with_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_wandb_keeps_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ziggurat.train.trackers import Wandb
 
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -131,7 +131,7 @@ def test_wandb_offline_continues_with_one_run(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.slow
 @needs_wandb
-def test_wandb_without_a_key_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_without_a_key_does_not_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ziggurat.train.trackers import Wandb
 
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE"):
@@ -144,7 +144,7 @@ def test_wandb_without_a_key_asks_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 @needs_mlflow
-def test_mlflow_continues_with_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_keeps_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
 
     from ziggurat.train.trackers import Mlflow
@@ -167,13 +167,13 @@ def test_mlflow_continues_with_one_run(tmp_path: Path, monkeypatch: pytest.Monke
     assert found[0].data.params == {"training.seed": "1", "training.stop": "{}", "format": "1"}
     history = client.get_metric_history(found[0].info.run_id, "train/loss")
     assert [(m.step, m.value) for m in history] == [(5, 2.5), (15, 2.5)]
-    assert len(client.list_artifacts(found[0].info.run_id, "images")) == 4  # each image and its small form
+    assert len(client.list_artifacts(found[0].info.run_id, "images")) == 4  # each image and its thumbnail
 
 
-@pytest.mark.slow  # on a busy machine W&B's own process may lag with its file
+@pytest.mark.slow  # on a busy machine W&B's own process may write late
 @needs_wandb
 @needs_mlflow
-def test_a_whole_run_reports_all_three(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_run_reports_to_all_three(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An impossible MLflow store is reported, while training continues."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)

@@ -36,7 +36,7 @@ def untrained(experiment: Experiment) -> tuple[Validator, Seq2Seq]:
 
 
 @pytest.mark.parametrize("metric", ["loss", "chrf", "bleu"])
-def test_a_missing_tokenizer_costs_bleu_only_where_nothing_goes_by_it(
+def test_without_a_tokenizer_bleu_is_skipped_unless_it_is_needed(
     metric: str, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", None)
@@ -110,7 +110,7 @@ def seen_by_the_translator(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, l
     return seen
 
 
-def test_translations_are_as_long_as_their_references_allow(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_references_limit_the_length_of_translations(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An untrained model does not end sentences by itself, so each has the maximum length."""
     seen = seen_by_the_translator(monkeypatch)
     lengths = []
@@ -163,7 +163,7 @@ def test_decodings_stay_within_their_share_of_the_time(monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["loss", "chrf"])
-def test_a_decoding_that_takes_too_long_is_left_out_but_for_the_last(
+def test_slow_decodings_are_skipped_except_for_the_last(
     metric: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ziggurat.train.validate._SHORT_SECONDS", 0.0)
@@ -180,7 +180,7 @@ def test_a_decoding_that_takes_too_long_is_left_out_but_for_the_last(
 
 
 @pytest.mark.parametrize("stop", [{"patience": 1}, {"updates": 4}])
-def test_the_last_validation_of_a_run_translates_whatever_ends_it(
+def test_the_last_validation_always_translates(
     stop: dict[str, int], tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ziggurat.train.validate._SHORT_SECONDS", 0.0)
@@ -206,7 +206,7 @@ def test_groups_of_the_search_do_not_stop_a_greedy_validation(tiny_folder: Path)
         assert result.chrf is not None
 
 
-def test_validation_searches_by_beam_where_translation_samples(tiny_folder: Path) -> None:
+def test_validation_uses_a_beam_if_translation_samples(tiny_folder: Path) -> None:
     experiment = tiny_experiment(tiny_folder, validation={"beam_size": 3, "metric": "chrf"})
     sampling = {"search": "sample", "temperature": 2.0, "top_k": 5, "top_p": 0.5, "epsilon": 0.1, "mbr": 4, "seed": 7}
     samples = change_section(experiment.decoding, sampling, "decoding")
@@ -221,12 +221,12 @@ def test_validation_searches_by_beam_where_translation_samples(tiny_folder: Path
     ("change", "starts_again"),
     [
         ({"beam_size": 7, "n_best": 3, "batch_sentences": 9, "precision": "bfloat16", "alignments": True}, False),
-        ({"diverse_groups": 4, "beam_size": 8, "diverse_strength": 0.9}, False),  # they do not divide 3
+        ({"diverse_groups": 4, "beam_size": 8, "diverse_strength": 0.9}, False),  # the groups do not divide 3
         ({"diverse_groups": 3, "beam_size": 9}, True),
         ({"length_penalty": {"alpha": 1.0}}, True),
     ],
 )
-def test_decoding_that_validation_does_not_heed_leaves_best_alone(
+def test_decoding_settings_that_validation_ignores_keep_the_best(
     change: dict[str, Any], starts_again: bool, tiny_folder: Path
 ) -> None:
     experiment = tiny_experiment(tiny_folder, validation={"metric": "chrf", "beam_size": 3})

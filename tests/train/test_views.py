@@ -1,4 +1,4 @@
-"""Curves and heat maps from records made by hand."""
+"""Curves and heat maps from hand-written records."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_layer_by_layer_is_of_the_last_record() -> None:
 def test_scales() -> None:
     assert ColourScale(0, 4).share(1.0) == 0.25
     assert ColourScale(1, 100, logarithmic=True).share(10.0) == pytest.approx(0.5)
-    assert ColourScale(1, 100, logarithmic=True).share(0.0) == 0.0  # no logarithm of zero
+    assert ColourScale(1, 100, logarithmic=True).share(0.0) == 0.0  # zero has no logarithm
     assert ColourScale(1, 100).share(None) is None
 
 

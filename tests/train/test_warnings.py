@@ -25,21 +25,21 @@ def course(*ratios: float | None) -> list[tuple[int, str]]:
 LOW, HIGH = FADING / 2, FADING * 2
 
 
-def test_a_warning_is_said_once() -> None:
+def test_a_warning_is_reported_once() -> None:
     assert course(HIGH, LOW, LOW, LOW, LOW) == [(1, "warning")]
 
 
-def test_it_is_taken_back_once_the_measure_is_back_to_stay_and_said_again_after() -> None:
+def test_it_is_withdrawn_once_the_measure_stays_in_its_band_and_can_return() -> None:
     assert CALM == 3
     assert course(LOW, HIGH, HIGH, HIGH, HIGH, LOW) == [(0, "warning"), (3, "recovered"), (5, "warning")]
 
 
-def test_one_at_the_edge_is_not_said_over_and_over() -> None:
+def test_a_measure_at_the_edge_is_not_reported_repeatedly() -> None:
     assert course(*([LOW, HIGH, HIGH] * 10)) == [(0, "warning")]
 
 
-def test_what_continues_exploding_does_not_recover() -> None:
-    """The band of growth moves with the values; the band that was left does not."""
+def test_values_that_keep_exploding_do_not_recover() -> None:
+    """The band for growth moves with the values; the band that was left stays."""
     watch = Watch(warmup_updates=10)
     kinds = []
     for update, variance in enumerate([1.0, 9e4, 3e5, 6e5, 9e5, 8e5, 50.0, 50.0, 50.0]):
@@ -48,7 +48,7 @@ def test_what_continues_exploding_does_not_recover() -> None:
     assert kinds == [(1, "warning"), (8, "recovered")]
 
 
-def test_a_record_without_the_measure_says_nothing_about_it() -> None:
+def test_a_record_without_the_measure_changes_nothing() -> None:
     assert course(LOW, None, None, None, HIGH, None, HIGH, LOW) == [(0, "warning")]
 
 
@@ -77,16 +77,16 @@ def test_warnings_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("nonsense\n", "line 2: damaged"),
         (json.dumps({"format": 1, "kind": "warning"}) + "\n", "line 2: damaged"),
         (WARNED.line().replace('"format": 1', '"format": 9'), "line 2: format 9"),
     ],
 )
-def test_damage_is_reported_with_its_line(tmp_path: Path, line: str, said: str) -> None:
+def test_damage_is_reported_with_its_line(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / WARNINGS_FILE
     path.parent.mkdir()
     path.write_text(WARNED.line() + line + WARNED.line())
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         read_warnings(tmp_path)

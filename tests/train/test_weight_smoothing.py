@@ -125,7 +125,7 @@ def test_a_run_is_validated_and_saved_with_means_and_resumes_to_the_same_bits(
     assert final_bytes(tmp_path / "halves", 4) == final_bytes(tmp_path / "whole", 4)
 
 
-def test_a_grown_model_begins_its_means_again(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_grown_model_restarts_its_means(tiny_folder: Path, tmp_path: Path) -> None:
     growth = {"stages": [{"layers": 1, "updates": 2}], "copy_strategy": "top_only", "moments": "copy"}
     run = smoothed_run(tiny_folder, 3, growth=growth)
     deeper = change_section(run.model, {"encoder": {"layers": 2}}, "model")

@@ -29,13 +29,13 @@ def copying(tokenizer: SentencePieceTokenizer) -> Translator:
 
 @pytest.fixture(scope="session")
 def tiny_model(tokenizer: SentencePieceTokenizer) -> Seq2Seq:
-    """An untrained model in double precision, with distributions far from flat, and ends that are likely everywhere."""
+    """An untrained model in double precision, with distributions far from flat and a likely end at every position."""
     config = small_config(2, 2, d_model=16, d_ff=32, embedding={"sharing": "none"})
     model = build_model(config, tokenizer.size, tokenizer.size).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2.0)
-        # A constant part of the decoder's states, which the output matrix's row for end of sentence picks up.
+        # A constant part of the decoder's states, to which the output row for end of sentence responds.
         constant = torch.linspace(-1, 1, 16, dtype=torch.float64)
         assert isinstance(model.decoder.final_norm, torch.nn.LayerNorm)
         model.decoder.final_norm.bias.copy_(constant)

@@ -29,7 +29,7 @@ def random_attention(seed: int, sentence: int, prefix: Prefix, length: int) -> l
 
 
 class TableScorer:
-    """Scores by a function of (sentence, prefix), tracking sentences and beams only through its calls.
+    """Scores by a function of (sentence, prefix); it tracks sentences and beams only through its calls.
 
     The sentence's number is its first source token.
     """
@@ -108,7 +108,7 @@ class TableScorer:
 
 
 class CopyState:
-    """The desired outputs [n, length] of every live sentence, and how far each is."""
+    """The desired outputs [n, length] of every live sentence, and how far each has got."""
 
     def __init__(self) -> None:
         self.rows: list[list[int]] = []

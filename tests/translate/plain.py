@@ -1,6 +1,4 @@
-"""Searches by plain loops over dictionaries and Python floats, without early stopping: the real search must match
-them.
-"""
+"""Searches by plain loops over dictionaries and Python floats, without early stopping; the real search matches."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ class Plain:
 
 
 def penalised(penalty: LengthPenalty, log_probability: float, length: int, attention: list[float]) -> float:
-    """The penalties again, written from the docs, without using ziggurat.translate.hypotheses."""
+    """The penalties once more, written from the docs, without ziggurat.translate.hypotheses."""
     base = {"none": 1.0, "power": length, "gnmt": (5 + length) / 6, "lingvo": (5 + length) / 5}[penalty.kind]
     rho = penalty.length_ratio
     coverage = sum(math.log(min(max(a / rho, 0.001), 0.5)) for a in attention)
@@ -142,7 +140,7 @@ def fairseq_search(
 
 
 def marian_search(scorer: TableScorer, sentence: int, max_length: int, wanted: SearchSettings) -> list[Plain]:
-    """Search one sentence by Marian's rules: each ended hypothesis narrows the beam, and so do those at the limit."""
+    """Search one sentence by Marian's rules: every hypothesis that ends or reaches the limit narrows the beam."""
     beams: list[tuple[float, Prefix]] = [(0.0, ())]
     room = wanted.beam_size
     results: list[Plain] = []

@@ -3,7 +3,7 @@ from __future__ import annotations
 from ziggurat.translate.search import BatchAdmission
 
 
-def test_sentences_enter_in_groups_that_are_worth_a_batch() -> None:
+def test_sentences_enter_in_groups_that_fill_a_batch() -> None:
     waiting = BatchAdmission([10] * 20, 80, 100)
     assert waiting.slots == 8
     assert waiting.group([]) == list(range(8))
@@ -15,7 +15,7 @@ def test_sentences_enter_in_groups_that_are_worth_a_batch() -> None:
     assert waiting.group([]) == []
 
 
-def test_the_last_ones_enter_however_few_they_are() -> None:
+def test_the_last_sentences_enter_however_few_they_are() -> None:
     waiting = BatchAdmission([10] * 9, 80, 100)
     assert waiting.group([]) == list(range(8))
     assert waiting.group([10] * 7) == list(range(8, 9))

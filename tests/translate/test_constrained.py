@@ -1,4 +1,4 @@
-"""Constraints: always met if possible, and with wide beams the best of all outputs that meet them."""
+"""Constraints: they are met if possible, and wide beams find the best of all outputs that meet them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_every_output_holds_its_phrases_and_others_are_not_disturbed(data: st.Da
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("row", [((2,),), ((2, 3), (4,)), ((2, 3), (4, 2)), ((2, 3), (2, 4)), ((2,), (2, 3)),
                                  ((3,), (3,)), ((2, 2, 3),), ((4,), (4,), (4, 3)), ((3, 2), (3, 2))])  # fmt: skip
-def test_with_wide_beams_the_best_of_all_outputs_that_hold_the_phrases_is_found(seed: int, row: Phrases) -> None:
+def test_wide_beams_find_the_best_output_with_all_phrases(seed: int, row: Phrases) -> None:
     table = random_log_probabilities(seed, 5, 1.0)
     every = []
     for length in range(5):
@@ -88,7 +88,7 @@ def test_with_wide_beams_the_best_of_all_outputs_that_hold_the_phrases_is_found(
     assert [h.log_probability for h in found] == pytest.approx([total for total, _ in best], abs=1e-9)
 
 
-def test_what_cannot_be_met_is_left_out_and_the_output_says_that_it_was_cut() -> None:
+def test_unmet_constraints_are_dropped_and_the_output_is_marked_as_cut() -> None:
     table = random_log_probabilities(1, 5, 1.0)
     wanted = SearchSettings(2, 1, BOS, EOS, (BOS,), RuleOptions(banned=((3,),)))
     ((found,),) = search(TableScorer(table, 5), [Sentence([0], 4, 0, (), ((2,), (3,)))], wanted)
@@ -115,7 +115,7 @@ def test_sentences_with_many_phrases_do_not_fill_the_memory_of_others() -> None:
     assert found == [search(TableScorer(table, 7), [sentences[i]], wanted)[0] for i in short]
 
 
-def test_a_forced_start_may_bring_a_phrase() -> None:
+def test_a_forced_start_may_contain_a_phrase() -> None:
     table = random_log_probabilities(1, 5, 1.0)
     wanted = SearchSettings(3, 1, BOS, EOS, (BOS,))
     ((found,),) = search(TableScorer(table, 5), [Sentence([0], 6, 0, (4, 2, 3), ((2, 3), (4, 4)))], wanted)
@@ -125,7 +125,7 @@ def test_a_forced_start_may_bring_a_phrase() -> None:
 
 
 class Way(NamedTuple):
-    """The state of a hypothesis: its constraint tokens, the phrases that it has, and whether it is inside one."""
+    """The state of a hypothesis: its constraint tokens, its complete phrases, and whether it is inside a phrase."""
 
     bank: int
     completed: int
@@ -186,7 +186,7 @@ SIX = ((1, 2, 3), (1, 3), (1, 4), (4, 5, 6, 7), (1,), (4, 5))
         (((1, 2), (1, 2)), (1, 2, 1, 2), Way(4, 2, True, False)),
         (((1, 2), (1, 2)), (1, 2, 1, 2, 1), Way(4, 2, True, True)),
         (((1, 2), (3, 4)), (1, 2, 3, 4, 5), Way(4, 2, True, True)),
-        # and beyond them: after an abandoned phrase, its tokens are read again
+        # beyond fairseq's tests: after an abandoned phrase, its tokens are read again
         (((1, 1, 2),), (1, 1, 1, 2), Way(3, 1, True, False)),
         (((1, 2, 3), (2, 4)), (1, 2, 4), Way(2, 1, False, False)),
         (((5,), (5, 6, 7), (6,)), (5, 6, 8, 5, 6, 7), Way(5, 3, True, False)),
@@ -196,7 +196,7 @@ SIX = ((1, 2, 3), (1, 3), (1, 4), (4, 5, 6, 7), (1,), (4, 5))
         (((5, 6), (5, 6, 7)), (5, 6, 7), Way(3, 1, False, False)),
     ],
 )
-def test_how_far_a_hypothesis_is(phrases: Phrases, tokens: tuple[int, ...], way: Way) -> None:
+def test_progress_of_a_hypothesis(phrases: Phrases, tokens: tuple[int, ...], way: Way) -> None:
     assert followed(phrases, tokens) == read(phrases, tokens) == way
 
 
@@ -217,7 +217,7 @@ beginnings = st.lists(st.lists(st.integers(3, 4), max_size=2).map(lambda rest: (
 
 @settings(max_examples=300)
 @given(beginnings.map(tuple), st.lists(st.integers(2, 4), max_size=14).map(tuple))
-def test_of_phrases_that_only_begin_alike_every_reading_is_recognised(
+def test_every_reading_of_phrases_with_a_common_beginning_is_recognised(
     phrases: Phrases, tokens: tuple[int, ...]
 ) -> None:
     assert followed(phrases, tokens).finished == holds(tokens, phrases)
@@ -226,7 +226,7 @@ def test_of_phrases_that_only_begin_alike_every_reading_is_recognised(
 @pytest.mark.parametrize(
     "phrases", [((5, 6), (5, 7)), ((5, 7), (5, 6)), ((5,), (5, 6)), ((5, 6), (5,)), ((5, 6, 8), (5, 7))]
 )
-def test_the_model_s_own_text_is_found_where_it_has_all_phrases(phrases: Phrases) -> None:
+def test_the_unconstrained_output_is_found_if_it_has_all_phrases(phrases: Phrases) -> None:
     own = (5, 6, 8, 5, 7, EOS)
 
     def table(sentence: int, prefix: tuple[int, ...]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Lines that enter and leave while others are translated: the same results as all at once."""
+"""Lines that enter and leave while others are translated give the same results as all lines at once."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_lines_come_and_go(
 
 
 @pytest.mark.slow
-def test_nothing_is_kept_of_what_is_done(translator: Translator) -> None:
+def test_nothing_is_kept_of_finished_lines(translator: Translator) -> None:
     live = ContinuousTranslation(translator, slots=2)
     for _ in range(3):
         for line in LINES:

@@ -21,7 +21,7 @@ from tests.exchange.conftest import transformers as transformers
 from tests.exchange.examples import SENTENCES, SMALL, random_model
 from tests.exchange.marian import PRE_NORM, write_npz
 from tests.exchange.test_marian import Folder, arrays_of, trained
-from tests.exchange.test_marian import folder as folder  # an unpacked download of OPUS-MT
+from tests.exchange.test_marian import folder as folder  # as in an unpacked download of OPUS-MT
 from tests.exchange.test_opus import Downloaded
 from tests.exchange.test_opus import downloaded as downloaded  # the same for transformers
 from tests.vocabulary import trained_tokenizer
@@ -40,11 +40,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::ziggurat.translate.results.Tran
 TAGS = [">>fra<<", ">>ita<<"]
 SEARCH: dict[str, Any] = {"beam_size": 2, "min_length": 0, "length_penalty": {"kind": "none", "alpha": 0.0}}
 LIMIT = 40
-SEED = 6  # weights with which most translations end
+SEED = 6  # with these weights most translations end
 ROOM = {"max_length": {"ratio": 0.0, "extra": LIMIT, "limit": LIMIT}}
 LINES = [*SENTENCES, "Ωmega stands by the river.", "a"]
 
-Made = Callable[..., Path]
+MakeFolder = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def tokenizer() -> SentencePieceTokenizer:
 
 
 @pytest.fixture
-def made(tokenizer: SentencePieceTokenizer, tmp_path: Path) -> Made:
+def make_folder(tokenizer: SentencePieceTokenizer, tmp_path: Path) -> MakeFolder:
     """Write a folder without our own files; `config` changes its config.json to match other converters."""
 
     def make(positions: str = "sinusoidal", segmenter: str | None = "sentencepiece.model", **config: Any) -> Path:
@@ -132,27 +132,27 @@ def test_folders_of_marian(separate: bool, form: str, found: bool, folder: Folde
 
 @pytest.mark.parametrize("bos", [False, True])
 @pytest.mark.parametrize("eos", [False, True])
-def test_what_a_source_begins_and_ends_with_is_in_config_json(bos: bool, eos: bool, made: Made) -> None:
-    path = made(add_source_bos=bos, add_source_eos=eos)
+def test_config_json_has_the_first_and_last_tokens_of_a_source(bos: bool, eos: bool, make_folder: MakeFolder) -> None:
+    path = make_folder(add_source_bos=bos, add_source_eos=eos)
     assert_same(path, pieces(path / "sentencepiece.model", LINES), str(path / "sentencepiece.model"))
     assert read_converted(path).positions == 64 - bos
 
 
 @pytest.mark.parametrize("start", ["</s>", "<pad>"])
-def test_sources_of_transformers_end_with_end_of_sentence(start: str, made: Made) -> None:
-    path = made(add_source_eos=False, decoder_start_token=start)
+def test_sources_of_transformers_end_with_end_of_sentence(start: str, make_folder: MakeFolder) -> None:
+    path = make_folder(add_source_eos=False, decoder_start_token=start)
     model = path / "sentencepiece.model"
     assert_same(path, [[*source, "</s>"] for source in pieces(model, LINES)], str(model))
 
 
 @pytest.mark.parametrize("tag", TAGS)
-def test_a_language_token_precedes_the_source(tag: str, made: Made) -> None:
-    path = made("none")
+def test_a_language_token_precedes_the_source(tag: str, make_folder: MakeFolder) -> None:
+    path = make_folder("none")
     model = path / "sentencepiece.model"
     assert_same(path, [[tag, *source] for source in pieces(model, LINES)], str(model), tag=tag)
     ours = CTranslate2Translator(path, threads=1)
     assert list(ours.source_tokenizer.tags) == TAGS
-    with pytest.warns(UserWarning, match=">>fra<<, >>ita<<"):  # without one the model chooses
+    with pytest.warns(UserWarning, match=">>fra<<, >>ita<<"):  # without a language token the model chooses
         ours.translate(["a"])
     with pytest.raises(ConfigError, match="unknown tag"):
         ours.translate(["a"], tag=">>deu<<")
@@ -165,7 +165,7 @@ def test_folders_of_transformers_own_converter(
 ) -> None:
     hub, path = downloaded(tags=True), tmp_path / "converted"
     model = transformers.MarianMTModel.from_pretrained(str(hub))
-    model.save_pretrained(hub)  # as safetensors, which the converter requires
+    model.save_pretrained(hub)  # the converter requires safetensors
     TransformersConverter(str(hub)).convert(str(path))
     theirs = transformers.AutoTokenizer.from_pretrained(str(hub))
     lines = [line if tag is None else f"{tag} {line}" for line in SENTENCES]
@@ -176,15 +176,15 @@ def test_folders_of_transformers_own_converter(
     assert mine == direct(path, sources, str(given[1]))
 
 
-def test_long_lines_are_divided_by_the_rows_of_the_table(made: Made) -> None:
-    ours = CTranslate2Translator(made(), threads=1, **SEARCH)
+def test_long_lines_are_divided_by_the_rows_of_the_table(make_folder: MakeFolder) -> None:
+    ours = CTranslate2Translator(make_folder(), threads=1, **SEARCH)
     assert ours.max_positions == 64
     with pytest.warns(UserWarning, match="at most 63 pieces"):
         assert ours.translate(["The little house. " * 40])[0].parts > 1
 
 
-def test_scores_and_next_words_are_there_and_alignments_are_refused(made: Made) -> None:
-    ours = CTranslate2Translator(made(), threads=1, **SEARCH, **ROOM)
+def test_scores_and_next_words_are_there_and_alignments_are_refused(make_folder: MakeFolder) -> None:
+    ours = CTranslate2Translator(make_folder(), threads=1, **SEARCH, **ROOM)
     best = ours.translate(["A dog runs."], scores=True)[0].hypotheses[0]
     assert sum(best.token_log_probabilities) == pytest.approx(best.log_probability, abs=1e-3)
     assert len(ours.translate(["A dog runs."], next_words=True, n_best=2)[0].hypotheses) == 2
@@ -207,7 +207,7 @@ def cut(path: Path) -> None:
 
 
 def renamed_variable(path: Path) -> None:
-    """Damage the name of the first embeddings, which makes CTranslate2 raise IndexError."""
+    """Damage the name of the first embeddings, so that CTranslate2 raises IndexError."""
     file = path / "model.bin"
     file.write_bytes(file.read_bytes().replace(b"encoder/embeddings", b"encoder/embeddinks", 1))
 
@@ -231,21 +231,21 @@ HARM: dict[str, tuple[Callable[[Path], object], type[ZigguratError], str]] = {
 
 
 @pytest.mark.parametrize("name", HARM)
-def test_what_is_missing_is_reported_with_the_way_out(name: str, made: Made) -> None:
-    harm, kind, said = HARM[name]
-    path = made()
+def test_missing_files_are_reported_with_the_way_out(name: str, make_folder: MakeFolder) -> None:
+    harm, kind, message = HARM[name]
+    path = make_folder()
     harm(path)
     assert is_converted(path)
     with pytest.raises(kind) as caught:
         CTranslate2Translator(path, threads=1)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("lost", [1, 3, 20, 90])
 @pytest.mark.parametrize("file", ["shared_vocabulary.json", "source_vocabulary.json"])
-def test_pieces_that_the_vocabulary_lacks_are_counted(lost: int, file: str, made: Made) -> None:
-    path = made()
+def test_pieces_that_the_vocabulary_lacks_are_counted(lost: int, file: str, make_folder: MakeFolder) -> None:
+    path = make_folder()
     tokens = json.loads((path / LIST).read_text())
     words = [number for number, token in enumerate(tokens) if "<" not in token]
     for number in words[:lost]:
@@ -264,8 +264,10 @@ def test_pieces_that_the_vocabulary_lacks_are_counted(lost: int, file: str, made
 
 
 @pytest.mark.parametrize(("share", "refused"), [(0.08, False), (0.15, False), (0.3, True), (0.6, True)])
-def test_tokens_that_the_segmenter_never_gives_are_counted(share: float, refused: bool, made: Made) -> None:
-    path = made()
+def test_tokens_that_the_segmenter_never_gives_are_counted(
+    share: float, refused: bool, make_folder: MakeFolder
+) -> None:
+    path = make_folder()
     tokens = json.loads((path / LIST).read_text())
     words = sum(len(token.strip("\u2581")) > 1 and "<" not in token for token in tokens)
     tokens += [f"\u2581other{number}" for number in range(int(share * words / (1 - share)) + 1)]
@@ -274,9 +276,9 @@ def test_tokens_that_the_segmenter_never_gives_are_counted(share: float, refused
         read_converted(path)
 
 
-def test_a_first_token_that_the_caller_gives_is_refused(made: Made) -> None:
+def test_a_first_token_from_the_caller_is_refused(make_folder: MakeFolder) -> None:
     with pytest.raises(ConfigError, match="target_prefix"):
-        read_converted(made(decoder_start_token=None))
+        read_converted(make_folder(decoder_start_token=None))
 
 
 def test_many_languages_of_transformers_are_refused(tmp_path: Path) -> None:
@@ -292,41 +294,41 @@ def test_many_languages_of_transformers_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cuts", [0, 3, 9, 30, 200])
-def test_a_header_that_ends_early_is_damaged(cuts: int, made: Made) -> None:
-    path = made()
+def test_a_header_that_ends_early_is_damaged(cuts: int, make_folder: MakeFolder) -> None:
+    path = make_folder()
     content = (path / "model.bin").read_bytes()
     (path / "model.bin").write_bytes(content[:cuts])
     with pytest.raises(CheckpointError, match="damaged"):
         read_converted(path)
 
 
-def test_an_older_header_is_left_to_ctranslate2(made: Made) -> None:
-    path = made()
+def test_an_older_header_is_left_to_ctranslate2(make_folder: MakeFolder) -> None:
+    path = make_folder()
     content = bytearray((path / "model.bin").read_bytes())
     content[:4] = struct.pack("<I", 3)
     (path / "model.bin").write_bytes(content)
     assert read_converted(path).positions == NO_LIMIT
 
 
-def test_the_verb_takes_models_of_both_sides(ziggurat: Ziggurat, made: Made, tmp_path: Path) -> None:
-    path = made(segmenter=None)
+def test_the_verb_takes_models_of_both_sides(ziggurat: Ziggurat, make_folder: MakeFolder, tmp_path: Path) -> None:
+    path = make_folder(segmenter=None)
     model = tmp_path / "pieces.spm"
     model.write_bytes(trained_tokenizer(SENTENCES, 340, []).model)
     text = tmp_path / "text"
     text.write_text("A dog runs.\n")
     arguments: list[Any] = ["translate", path, "--input", text, "--threads", 1]
-    status, _, said = ziggurat(*arguments)
-    assert (status, "--source-model" in said) == (2, True)
-    status, out, said = ziggurat(*arguments, "--source-model", model)
+    status, _, message = ziggurat(*arguments)
+    assert (status, "--source-model" in message) == (2, True)
+    status, out, message = ziggurat(*arguments, "--source-model", model)
     assert (status, len(out.splitlines())) == (0, 1)
-    assert "another toolkit's model" in said
+    assert "another toolkit's model" in message
     assert ziggurat(*arguments, "--source-model", model, "--target-model", model)[1] == out
-    status, _, said = ziggurat("bulk", "--job", tmp_path / "job", *arguments, "--source-model", model)
-    assert (status, "without `bulk`" in said) == (2, True)
-    status, _, said = ziggurat("evaluate", path, "--source", text, "--reference", text)
-    assert (status, "--source-model" in said) == (2, True)
+    status, _, message = ziggurat("bulk", "--job", tmp_path / "job", *arguments, "--source-model", model)
+    assert (status, "without `bulk`" in message) == (2, True)
+    status, _, message = ziggurat("evaluate", path, "--source", text, "--reference", text)
+    assert (status, "--source-model" in message) == (2, True)
 
 
-def test_elsewhere_such_a_folder_is_refused(made: Made) -> None:
+def test_other_verbs_refuse_such_a_folder(make_folder: MakeFolder) -> None:
     with pytest.raises(ConfigError, match="only `translate`, `evaluate` and `compare` read"):
-        export_folder("auto", [str(made())])
+        export_folder("auto", [str(make_folder())])

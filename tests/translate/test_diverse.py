@@ -18,7 +18,7 @@ Found = list[tuple[list[int], float, bool]]
 
 
 def plain(scorer: TableScorer, sentence: int, longest: int, wanted: SearchSettings) -> Found:
-    """Search one sentence up to the limit, group by group at each step; a token's penalty counts only at that step."""
+    """Search one sentence up to the limit, group by group at each step; penalties of tokens count only at that step."""
     size, kept = wanted.beam_size // wanted.groups, -(-wanted.n_best // wanted.groups)
     alive: list[list[tuple[float, Prefix]]] = [[(0.0, ())] for _ in range(wanted.groups)]
     finished: list[Found] = [[] for _ in range(wanted.groups)]
@@ -90,7 +90,7 @@ def test_a_high_cost_makes_groups_differ_where_a_beam_search_does_not() -> None:
 
 
 def test_a_group_that_is_given_up_has_no_result() -> None:
-    """The second group has to start with a far less likely token, which prunes all of it."""
+    """The second group has to start with a far less likely token, so all of it is pruned."""
 
     def table(sentence: int, prefix: Prefix) -> list[float]:
         return [math.log(p) for p in ((1e-9, 0.97, 0.02, 0.01) if prefix else (1e-9, 0.01, 0.98, 0.009))]

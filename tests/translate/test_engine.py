@@ -1,4 +1,4 @@
-"""Models made fast: the same scores for any architecture; what a device cannot do is refused."""
+"""Models prepared for fast decoding: the same scores for any architecture; what a device cannot do is refused."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ def test_fast_models_score_as_the_plain_one(kind: str, precision: Precision, mon
     make_fast(built, precision)
     error = (scores(built) - plain).norm() / plain.norm()
     assert float(error) < (1e-5 if precision == "float32" else 4e-2)
-    assert precision == "float32" or float(error) > 1e-4  # its precision differs
+    assert precision == "float32" or float(error) > 1e-4  # a different precision
 
 
 @pytest.mark.slow
 def test_a_packed_model_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole searches over several blocks of the caches, with sentences of different lengths that enter and leave."""
+    """Whole searches over several blocks of the caches, while sentences of different lengths enter and leave."""
     sentences = [Sentence([5 + n, *range(6, 6 + n), 7 + n, 3], 45 - 5 * n) for n in range(7)]
     settings = SearchSettings(4, 2, 2, 3, forbidden=(0, 1, 2), batch_sentences=3)
     for kind in ("pre", "rotary", "merged"):
@@ -131,7 +131,7 @@ def test_models_whose_stream_is_bf16_are_searched() -> None:
     ids=str,
 )
 def test_models_that_are_bf16_throughout_translate(choices: dict[str, Any]) -> None:
-    """As on a GPU with `precision: bfloat16`: a kind's fp32 results must not reach maps and norms in bf16."""
+    """As on a GPU with `precision: bfloat16`: fp32 results inside a kind must not reach maps and norms in bf16."""
     sentences = [Sentence([5 + n, 6, 7 + n, 3], 6) for n in range(4)]
     settings = SearchSettings(2, 1, 2, 3, forbidden=(0, 1, 2), batch_sentences=3)
     deep = {**SIZES, "decoder": {"layers": 3}, "combination": {"period": 2}}
@@ -146,10 +146,8 @@ def test_models_that_are_bf16_throughout_translate(choices: dict[str, Any]) -> N
 
 
 @torch.no_grad()
-def test_memory_of_the_caches_is_that_of_sentences_that_are_live_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slot is as long as the longest sentence, alongside which few others are live: then not all slots have
-    memory.
-    """
+def test_caches_take_memory_for_sentences_live_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot is as long as the longest sentence; few other sentences are live then, so not all slots have memory."""
     for module in (cache_module, live_module):
         monkeypatch.setattr(module, "BLOCK", 3)
     lengths = [18, *[1] * 40]
@@ -170,7 +168,7 @@ def test_memory_of_the_caches_is_that_of_sentences_that_are_live_together(monkey
 
 
 class _Waits(TorchDispatchMode):
-    """Counts the operators for which a CPU has to wait for a GPU, because their results depend on numbers there."""
+    """Counts the operators whose results depend on numbers on a GPU, so that the CPU would have to wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,14 +189,14 @@ def test_no_layer_waits_for_the_device_in_a_step(kind: str, monkeypatch: pytest.
     scorer.start(2, 2)
     with torch.no_grad():
         for step in range(9):
-            if step in (0, 4):  # the second sentence is one block behind the first
+            if step in (0, 4):  # the second sentence is one block shorter than the first
                 scorer.admit(torch.tensor([[5, 6, 7, 3]]), mask, 9)
             with _Waits() as waits:
                 scorer.step(torch.full((1 if step < 4 else 2, 2), 5))
             assert waits.found == []
 
 
-def test_what_the_device_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_settings_of_a_device_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "available", lambda precision: False)
     built = model("pre")
     make_fast(built, "float32")  # stays unchanged
@@ -209,7 +207,7 @@ def test_what_the_device_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -
         make_fast(built, "bfloat16")
 
 
-def test_of_several_gpus_the_one_that_is_asked_for_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_requested_one_of_several_gpus_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one here is too old for bf16, the second is not."""
     current = [0]
 

@@ -104,7 +104,7 @@ def test_step_by_step_scores_are_logs_of_mean_probabilities_through_any_reorderi
     prefixes: list[list[list[int]]] = [[[] for _ in range(beam)] for _ in sources]
     tokens = torch.full((len(sources), beam), BOS)
     for step in range(6):
-        if step == 3:  # one arrives while others are in progress
+        if step == 3:  # a sentence arrives while others are in progress
             scorer.admit(*padded([[4, 4, 6, EOS]], PAD, "cpu"), 4)
             sources.append([4, 4, 6, EOS])
             prefixes.append([[] for _ in range(beam)])
@@ -194,9 +194,9 @@ def test_search_scores_are_forced_scores_whatever_the_batch(members: list[Seq2Se
 
 
 @torch.no_grad()
-def test_attention_is_the_mean_of_those_who_have_one(members: list[Seq2Seq]) -> None:
+def test_attention_is_the_mean_over_members_that_have_any(members: list[Seq2Seq]) -> None:
     source, mask = padded([[4, 5, EOS], [6, EOS]], PAD, "cpu")
-    copying = CopyModel(VOCABULARY, EOS)  # offers none
+    copying = CopyModel(VOCABULARY, EOS)  # has no attention
     mixed: list[Any] = [members[0], copying, *members[1:]]
     tokens = torch.full((2, 2), BOS)
     scorer, alone = scorer_of(mixed), [ModelScorer(m) for m in members]
@@ -301,7 +301,7 @@ decoding: {beam_size: BEAM}
 def directory(
     folder: Path, source: SentencePieceTokenizer, target: SentencePieceTokenizer, layers: int, positions: str = ""
 ) -> Path:
-    """Write a model directory with a random model whose beam size equals its depth."""
+    """Write a directory of a random model whose beam size equals its depth."""
     text = EXPERIMENT.replace("LAYERS", str(layers)).replace("POSITIONS", positions or "positions: sinusoidal")
     text = text.replace("LANGUAGE", f"e{layers}").replace("BEAM", str(layers))
     experiment = parse_experiment(text.replace("embedding: {", "embedding: {sharing: decoder, "), "test")
@@ -365,21 +365,21 @@ def test_maps_of_all_members_are_checked_in_the_precision_of_translation(
 
 @pytest.mark.parametrize("side", ["source", "target"])
 @pytest.mark.parametrize(
-    ("tags", "unicode", "said"),
+    ("tags", "unicode", "message"),
     [
         (["<new>", "<bt>"], "none", "its {side} vocabulary is not that of"),  # the same size, but different ids
         (["<bt>", "<new>"], "nfkc", "normalised by `data.unicode: nfkc`, but that of .* by `none`"),
     ],
 )
 def test_other_vocabularies_are_refused(
-    tmp_path: Path, tokenizer: SentencePieceTokenizer, side: str, tags: list[str], unicode: UnicodeForm, said: str
+    tmp_path: Path, tokenizer: SentencePieceTokenizer, side: str, tags: list[str], unicode: UnicodeForm, message: str
 ) -> None:
     tokenizer = SentencePieceTokenizer(tokenizer.model, tags=["<bt>", "<new>"])
     other = SentencePieceTokenizer(tokenizer.model, unicode, tags)
     assert other.size == tokenizer.size
     sides = {"source": tokenizer, "target": tokenizer, side: other}
     paths = [directory(tmp_path / "a", tokenizer, tokenizer, 1), directory(tmp_path / "b", **sides, layers=1)]
-    with pytest.raises(ConfigError, match=said.format(side=side)) as refused:
+    with pytest.raises(ConfigError, match=message.format(side=side)) as refused:
         load_translator(paths, device="cpu")
     assert all(str(path) in str(refused.value) for path in paths)
     assert len(load_translator([paths[1]] * 2, device="cpu").models) == 2

@@ -42,7 +42,7 @@ def without_warnings() -> Iterator[None]:
 
 
 def are_same(one: list[Translation], other: list[Translation]) -> bool:
-    """Return whether they are equal up to the rounding of sums."""
+    """Return whether both are equal up to the rounding of sums."""
     ours = [h for translation in one for h in translation.hypotheses]
     theirs = [h for translation in other for h in translation.hypotheses]
     scores = pytest.approx([h.score for h in theirs], abs=1e-9)
@@ -127,7 +127,7 @@ def test_prefixes_and_constraints_must_pair_up_with_lines(translator: Translator
 
 
 def lacking(phrases: list[str], text: str) -> list[str]:
-    """Return the phrases that `text` has as whole words less often than given, using the standard library."""
+    """Return the phrases that occur as whole words in `text` less often than given, using the standard library."""
     return [
         phrase
         for number, phrase in enumerate(phrases)
@@ -176,8 +176,8 @@ def test_terms_are_whole_words_and_the_longest_wins() -> None:
 def test_files_of_terms_and_constraints() -> None:
     assert read_terminology(["a b\tc", "", "d \t e"], "terms") == {"a b": "c", "d": "e"}
     assert list(read_constraints(["a\t b c \t", ""])) == [["a", "b c"], []]
-    for lines, said in ((["a"], "terms, line 1: not a source term"), (["a\tb", "a\tc"], "line 2: 'a' has another")):
-        with pytest.raises(DataError, match=said):
+    for lines, message in ((["a"], "terms, line 1: not a source term"), (["a\tb", "a\tc"], "line 2: 'a' has another")):
+        with pytest.raises(DataError, match=message):
             read_terminology(lines, "terms")
 
 
@@ -215,7 +215,7 @@ def test_alignments_are_the_models_attention(translator: Translator, tokenizer: 
     assert "alignment" not in json.loads(translator.translate(TEXTS[:1])[0].to_json())
 
 
-def test_alignments_of_a_long_line_stand_next_to_each_other(translator: Translator) -> None:
+def test_alignments_of_the_parts_of_a_long_line_are_joined(translator: Translator) -> None:
     (found,) = translator.translate([" ".join(TEXTS[:2])], alignments=True, max_source_pieces=15)
     best = found.hypotheses[0]
     assert found.parts == 3
@@ -226,7 +226,7 @@ def test_alignments_of_a_long_line_stand_next_to_each_other(translator: Translat
 
 
 class Attentive(CopyModel):
-    """A model that copies, and attends to what it copies; unknown stays unknown."""
+    """A model that copies, and attends to the copied token; an unknown token stays unknown."""
 
     def step(self, tokens: torch.Tensor, state: Any) -> torch.Tensor:
         width = max(map(len, state.rows))
@@ -259,7 +259,7 @@ def test_unknown_words_are_copied(source: str, wanted: str) -> None:
     assert found.hypotheses[0].alignment is None
 
 
-def test_what_needs_attention_is_refused_without_it(copying: Translator) -> None:
+def test_features_that_need_attention_are_refused_without_it(copying: Translator) -> None:
     for changes in ({"alignments": True}, {"replace_unknown": True}):
         with pytest.raises(ConfigError, match="need attention weights"):
             copying.translate(["A dog"], **changes)
@@ -274,7 +274,7 @@ def test_diverse_groups_give_different_translations(translator: Translator) -> N
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"temperature": 0.5}, "`temperature`: for sampling only"),
         ({"mbr": 4}, "`mbr`: for sampling only"),
@@ -289,11 +289,11 @@ def test_diverse_groups_give_different_translations(translator: Translator) -> N
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_at_once(
-    translator: Translator, changes: dict[str, Any], said: str
+    translator: Translator, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         translator.translate([], **changes)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         translator.translate_stream([], **changes)
 
 
@@ -304,7 +304,7 @@ MODES: dict[str, dict[str, Any]] = {
     "rules": {"no_repeat_ngram_size": 2, "repetition_penalty": 1.2, "prune": 3.0, "eos_margin": 5.0, "banned": ["dog"]},
     "alignments": {"alignments": True, "replace_unknown": True},
     "terminology": {"terminology": {"dog": "river", "ქართული": "bridge", "\\n": "&amp;"}},
-    "itself": {},  # each line is its own prefix and constraint
+    "itself": {},  # every line is its own prefix and constraint
 }
 
 

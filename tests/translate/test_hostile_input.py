@@ -1,4 +1,4 @@
-"""Whatever a line contains, it gives exactly one line, and does not affect the translation of its neighbours."""
+"""Whatever a line contains, it gives exactly one line and does not affect its neighbours' translations."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def test_every_line_gives_one_line_and_disturbs_no_other(copying: Translator, na
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_copying_model_gives_the_text_back(copying: Translator, name: str) -> None:
-    """This holds apart from documented changes: line ends and NUL are blanks, and blanks are merged."""
+    """This holds apart from documented changes: line ends and NUL become blanks, and blanks are merged."""
     if name == "lone surrogate":
         pytest.skip("no UTF-8 spells it")
     copying.decoding = DecodingConfig(beam_size=1, max_source_pieces=300)
     (found,) = translate_quietly(copying, [HOSTILE[name]])
     wanted = HOSTILE[name]
     if name in ("one word of 8,000 characters", "5,000 full stops", "stacked accents"):
-        found, wanted = found.replace(" ", ""), wanted.replace(" ", "")  # parts of a word are joined by blanks
+        found, wanted = found.replace(" ", ""), wanted.replace(" ", "")  # the parts of a word are joined with blanks
     assert found.split() == wanted.replace("\0", " ").split()
 
 
@@ -92,7 +92,7 @@ def test_all_of_them_together_by_a_real_model(tiny_model: Seq2Seq, tokenizer: Se
 @settings(max_examples=60)
 @given(st.lists(st.binary(max_size=12).filter(lambda b: b"\n" not in b), max_size=6))
 def test_as_many_lines_come_out_as_go_in(raw: list[bytes]) -> None:
-    """This also goes through the reader of byte streams: lines are counted by their LF."""
+    """This includes the reader of byte streams, where LF ends a line."""
     valid = [line.decode("utf-8", "replace").encode() for line in raw]
     text = b"".join(line + b"\n" for line in valid)
     assert len(list(read_lines(io.BytesIO(text), "x"))) == len(valid)
@@ -101,7 +101,7 @@ def test_as_many_lines_come_out_as_go_in(raw: list[bytes]) -> None:
 LINE_ENDS = [c for c in map(chr, range(0x10000)) if len(f"a{c}b".splitlines()) > 1]
 
 
-class Writes(CopyModel):
+class FixedTokenizer(CopyModel):
     """A tokenizer that gives the same ids for every source."""
 
     def __init__(self, vocabulary: int, eos: int, ids: list[int]) -> None:
@@ -116,7 +116,7 @@ class Writes(CopyModel):
 def test_line_ends_that_a_model_spells_in_bytes_become_blanks(tokenizer: SentencePieceTokenizer, end: str) -> None:
     (dog,) = tokenizer.encode(["dog"])
     spelt = [tokenizer._processor.piece_to_id(f"<0x{byte:02X}>") for byte in end.encode()]
-    model = Writes(tokenizer.size, tokenizer.eos, [*spelt, *dog, *spelt, *spelt, *dog, *spelt])
+    model = FixedTokenizer(tokenizer.size, tokenizer.eos, [*spelt, *dog, *spelt, *spelt, *dog, *spelt])
     translator = Translator(model, tokenizer, tokenizer)  # type: ignore[arg-type]
     (found,) = translator.translate(["A dog"])
     assert found.text.split() == ["dog", "dog"]

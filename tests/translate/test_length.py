@@ -17,7 +17,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "alpha", "wanted"), CASES)
-def test_divisors_are_those_of_the_papers(kind: str, alpha: float, wanted: float) -> None:
+def test_divisors_match_the_papers(kind: str, alpha: float, wanted: float) -> None:
     penalty = LengthPenalty.of(LengthPenaltyConfig(kind=kind, alpha=alpha))
     assert penalty.divisor(12.0) == pytest.approx(wanted, rel=1e-14)
     assert penalty.divisor(torch.tensor([12.0, 12.0], dtype=torch.float64)).tolist() == pytest.approx([wanted] * 2)
@@ -39,7 +39,7 @@ def test_coverage_term_against_the_formula_and_without_padding() -> None:
 
 @pytest.mark.parametrize("kind", ["none", "power", "gnmt", "lingvo"])
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.7])
-def test_bound_is_reached_but_never_passed(kind: str, alpha: float) -> None:
+def test_the_bound_is_reached_but_never_exceeded(kind: str, alpha: float) -> None:
     coverage = 0.2 if kind == "lingvo" else 0.0
     penalty = LengthPenalty(kind, alpha, coverage)  # type: ignore[arg-type]
     sources, longest, now = torch.tensor([3]), torch.tensor([20]), torch.tensor([-4.0], dtype=torch.float64)

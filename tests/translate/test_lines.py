@@ -42,14 +42,14 @@ def test_byte_order_mark_is_removed_at_the_start_only() -> None:
         (b"\xff\xfeA\x00\n\x00", "line 1", "iconv -f UTF-16"),
     ],
 )
-def test_bytes_that_are_not_utf8_are_named_with_their_place(data: bytes, place: str, found: str) -> None:
+def test_bytes_that_are_not_utf8_are_named_with_their_position(data: bytes, place: str, found: str) -> None:
     with pytest.raises(DataError) as caught:
         read(data)
     assert f"standard input, {place}: not valid UTF-8" in str(caught.value)
     assert found in str(caught.value)
 
 
-def test_lines_before_a_fault_come_out() -> None:
+def test_lines_before_a_fault_are_returned() -> None:
     lines = read_lines(io.BytesIO(b"one\ntwo\n\xff\nfour\n"), "x")
     assert [next(lines), next(lines)] == ["one", "two"]
     with pytest.raises(DataError, match="line 3"):
@@ -79,7 +79,7 @@ def test_output_is_one_line_for_every_reader(text: str) -> None:
     clean = one_line(text)
     assert len(clean.splitlines()) <= 1
     assert "\0" not in clean
-    assert "".join(clean.split()) == "".join(text.replace("\0", " ").split())  # nothing else is lost
+    assert "".join(clean.split()) == "".join(text.replace("\0", " ").split())  # nothing else gets lost
 
 
 def test_one_line_leaves_ordinary_text_alone() -> None:

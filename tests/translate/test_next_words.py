@@ -1,4 +1,4 @@
-"""The n best next words: the most probable ones under the model, whatever their pieces."""
+"""The n best next words: the most probable ones under the model, however many pieces they have."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WORDS = TranslateOptions(6, next_words=True)
 @pytest.mark.parametrize("complete", [False, True])
 @pytest.mark.parametrize("prefix", [(), (2,), (3, 4)])
 def test_words_are_ranked_by_their_probability(seed: int, complete: bool, prefix: tuple[int, ...]) -> None:
-    """Compare with all words of up to three tokens, one by one."""
+    """Compare with every word of up to three tokens."""
     table = random_log_probabilities(seed, 6, 1.5)
     expected = {}
     for length in range(1, LONGEST + 1):
@@ -72,7 +72,7 @@ def untrained(tokenizer: SentencePieceTokenizer, tiny_model: Seq2Seq) -> Transla
 
 
 def next_words(translator: Translator, hypotheses: list[Hypothesis], prefix: str) -> list[str]:
-    """Return what follows the prefix in each hypothesis, up to the end of its word."""
+    """Return what follows the prefix in each hypothesis, up to the end of the first word."""
     (begun,) = translator.target_tokenizer.encode([prefix])
     assert all(hypothesis.text.startswith(prefix) for hypothesis in hypotheses)
     return ["".join(first_word(hypothesis.tokens[len(begun) :])) for hypothesis in hypotheses]
@@ -107,7 +107,7 @@ def test_a_whole_word_is_not_continued(untrained: Translator) -> None:
     assert not any(text[:1].isalnum() for text in rest[True])
 
 
-def test_results_of_ctranslate2_are_told_apart_by_their_words() -> None:
+def test_results_of_ctranslate2_are_distinguished_by_their_words() -> None:
     def found(*said: str) -> list[SearchResult]:
         return [SearchResult(each.split(), -1.0, ended=not each.endswith("~")) for each in said]
 
@@ -127,7 +127,7 @@ def test_results_of_ctranslate2_are_told_apart_by_their_words() -> None:
 
 
 @pytest.mark.parametrize("options", [TranslateOptions(prefix="the dog"), replace(WORDS, prefix="the", complete=True)])
-def test_options_hold_for_every_line_of_a_stream(untrained: Translator, options: TranslateOptions) -> None:
+def test_options_apply_to_every_line_of_a_stream(untrained: Translator, options: TranslateOptions) -> None:
     whole = untrained.translate(SENTENCES[:3], options)
     stream = list(untrained.translate_stream(SENTENCES[:3], options, window=2))
     said = [[[hypothesis.text for hypothesis in each.hypotheses] for each in found] for found in (whole, stream)]

@@ -19,7 +19,7 @@ histories = st.lists(st.lists(st.integers(0, 4), min_size=0, max_size=9), min_si
 
 
 def tensors(rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Held tokens [N, 1, T], their number [N], and log-probabilities [N, 1, 5]."""
+    """Tokens so far [N, 1, T], their number [N], and log-probabilities [N, 1, 5]."""
     width = max(map(len, rows)) + 2
     held = torch.tensor([[row + [-1] * (width - len(row))] for row in rows])
     generator = torch.Generator().manual_seed(sum(map(sum, rows)))
@@ -28,9 +28,7 @@ def tensors(rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 @settings(max_examples=60)
 @given(rows=histories, size=st.integers(1, 4), penalty=st.sampled_from([1.0, 1.3, 4.0]), data=st.data())
-def test_the_rules_are_those_of_hugging_face(
-    rows: list[list[int]], size: int, penalty: float, data: st.DataObject
-) -> None:
+def test_the_rules_equal_hugging_faces(rows: list[list[int]], size: int, penalty: float, data: st.DataObject) -> None:
     processors = pytest.importorskip("transformers.generation.logits_process")
     phrases = data.draw(st.lists(st.lists(st.integers(0, 4), min_size=2, max_size=3), min_size=1, max_size=3))
     held, position, scores = tensors(rows)

@@ -37,7 +37,7 @@ def number(key: int, sample: int, position: int) -> float:
 
 @settings(max_examples=50)
 @given(key=st.integers(0, MASK), sample=st.integers(0, 5), position=st.integers(0, 2000))
-def test_draws_are_those_of_python_integers(key: int, sample: int, position: int) -> None:
+def test_draws_equal_those_with_python_integers(key: int, sample: int, position: int) -> None:
     choice = SampleChoice(6, SAMPLE, "cpu")
     choice.admit([Sentence([5], 9, key=1), Sentence([5], 9, key=key)])
     vocabulary = 50
@@ -92,8 +92,8 @@ def samples(
     return search(TableScorer(table, 5), sentences, asked)
 
 
-def test_whole_translations_come_as_often_as_the_model_says() -> None:
-    """Chi-square over all outputs of up to two tokens; without BOS its probability is redistributed."""
+def test_whole_translations_have_the_models_frequencies() -> None:
+    """Chi-square over all outputs of up to two tokens; the probability of BOS is redistributed."""
     table = random_log_probabilities(4, 5, 1.0)
     count, temperature = 3000, 0.7
 
@@ -116,7 +116,7 @@ def test_whole_translations_come_as_often_as_the_model_says() -> None:
     assert distance < 32.9  # 12 degrees of freedom, p = 0.001
 
 
-def test_samples_do_not_depend_on_who_shares_the_batch() -> None:
+def test_samples_do_not_depend_on_the_rest_of_the_batch() -> None:
     sentences = [Sentence([i] + [0] * (i % 3), 3 + i % 4, key=mixed(i)) for i in range(9)]
     whole = samples(3, SAMPLE, sentences)
     assert samples(3, SAMPLE, sentences, batch_sentences=2) == whole
@@ -126,7 +126,7 @@ def test_samples_do_not_depend_on_who_shares_the_batch() -> None:
     assert samples(3, SAMPLE, others) != whole
 
 
-def test_every_sample_is_given_also_those_that_are_cut_with_the_models_probabilities() -> None:
+def test_every_sample_even_a_cut_one_has_the_models_probability() -> None:
     table = random_log_probabilities(4, 5, 1.0)
     (found,) = samples(40, DecodingConfig(search="sample", temperature=2.0, top_k=3), [Sentence([0], 1, key=7)])
     assert len(found) == 40
@@ -145,7 +145,7 @@ def test_top_k_of_one_is_greedy_search() -> None:
     assert [row[0].tokens for row in drawn] == [row[0].tokens for row in greedy]
 
 
-def test_a_sample_that_no_rule_leaves_a_token_ends() -> None:
+def test_a_sample_without_an_allowed_token_ends() -> None:
     asked = SearchSettings(2, 2, BOS, EOS, (BOS, 1, 2, 3, 4), sampling=SAMPLE)
     (found,) = search(TableScorer(random_log_probabilities(1, 5, 1.0), 5), [Sentence([0], 5)], asked)
     assert [(h.tokens, h.finished) for h in found] == [([], False)] * 2

@@ -40,7 +40,7 @@ def test_search_scores_are_forced_scores_token_by_token(
 ) -> None:
     wanted = SearchSettings(beam_size, beam_size, tokenizer.bos, tokenizer.eos, (0, 2), penalty=penalty)
     found = found_by(tiny_model, SOURCES, wanted, 4)
-    assert len({tuple(h.tokens) for row in found for h in row}) >= 4  # otherwise the model would test nothing
+    assert len({tuple(h.tokens) for row in found for h in row}) >= 4  # otherwise the test would show nothing
     for source, row in zip(SOURCES, found, strict=True):
         scores = forced(tiny_model, [source] * len(row), [h.tokens for h in row], tokenizer, 4096)
         for hypothesis, score in zip(row, scores, strict=True):
@@ -99,7 +99,7 @@ def test_batches_hold_every_index_once_within_the_budget() -> None:
     lengths = [3, 9, 1, 50, 9, 2, 30, 4]
     batches = list(length_batches(lengths, 30))
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
-    assert batches[0] == [3]  # too long for any batch: alone, and first
+    assert batches[0] == [3]  # too long for any batch: alone and first
     for batch in batches[1:]:
         assert len(batch) * max(lengths[i] for i in batch) <= 30
     assert list(length_batches([], 30)) == []

@@ -98,7 +98,7 @@ def test_a_beam_of_all_sequences_finds_the_best_of_all(kind: str, alpha: float, 
     assert [h.score for h in found] == pytest.approx([score for score, _ in every[:10]], abs=1e-12)
 
 
-def test_greedy_takes_the_likeliest_token_at_every_step() -> None:
+def test_greedy_search_takes_the_likeliest_token_at_every_step() -> None:
     table = random_log_probabilities(5, 9, 2.0)
     found = run(TableScorer(table, 9), [30] * 6, SearchSettings(1, 1, BOS, EOS))
     for sentence, (hypothesis,) in enumerate(found):
@@ -109,7 +109,7 @@ def test_greedy_takes_the_likeliest_token_at_every_step() -> None:
 
 
 def crossing(sentence: int, prefix: Prefix) -> list[float]:
-    """Token 2 looks better than token 3 at first; but everything goes wrong after 2, and well after 3."""
+    """Token 2 looks better than token 3 at first, but everything goes wrong after 2, and well after 3."""
     if prefix == ():
         probabilities = [0.0, 0.01, 0.55, 0.44]
     elif prefix[0] == 2:
@@ -119,13 +119,13 @@ def crossing(sentence: int, prefix: Prefix) -> list[float]:
     return [math.log(p) if p else -math.inf for p in probabilities]
 
 
-def test_beams_that_overtake_each_other_take_their_state_with_them() -> None:
+def test_beams_that_overtake_each_other_keep_their_state() -> None:
     found = run(TableScorer(crossing, 4), [5], SearchSettings(2, 1, BOS, EOS, forbidden=(BOS,)))[0][0]
     assert found.tokens == [3, 2, 2]
     assert math.exp(found.log_probability) == pytest.approx(0.44 * 0.98 * 0.98 * 0.97)
 
 
-def test_without_reordering_the_result_is_another_one() -> None:
+def test_without_reordering_the_result_differs() -> None:
     """The test above would show nothing if the order of beams did not matter."""
 
     class Forgetful(TableScorer):
@@ -173,7 +173,7 @@ def test_a_full_length_hypothesis_may_still_end() -> None:
     assert (found.tokens, found.finished) == ([2, 2, 2], True)
 
 
-def test_forbidden_tokens_never_come_and_probabilities_are_not_shared_out_again() -> None:
+def test_forbidden_tokens_never_occur_and_probabilities_are_not_redistributed() -> None:
     def likes_forbidden(sentence: int, prefix: Prefix) -> list[float]:
         return [math.log(p) for p in (0.9, 0.05, 0.03, 0.02)]
 
@@ -188,14 +188,14 @@ def test_min_length_holds_back_the_end() -> None:
 
     for shortest in range(4):
         found = run(TableScorer(ends, 4), [6, 2], SearchSettings(2, 1, BOS, EOS, (BOS,)), None, shortest)
-        assert [len(h[0].tokens) for h in found] == [shortest, min(shortest, 2)]  # the limit of 2 wins
+        assert [len(h[0].tokens) for h in found] == [shortest, min(shortest, 2)]  # the limit of 2 takes precedence
 
 
 def test_equal_scores_go_to_the_smaller_id_and_the_better_parent() -> None:
     def flat(sentence: int, prefix: Prefix) -> list[float]:
         return [0.0] * 6
 
-    # Of the last step's 6 extensions, the best parent takes 5 (one of them the end), the second best the last.
+    # Of the last step's 6 extensions, the best parent supplies 5 (one of them the end), and the second best the last.
     found = run(TableScorer(flat, 6), [2] * 3, SearchSettings(3, 3, BOS, EOS, (BOS,)), None, 2)
     assert [[h.tokens for h in row] for row in found] == [[[2, 2], [2, 3]]] * 3
 
@@ -222,8 +222,8 @@ def test_best_tokens_of_large_vocabularies_with_few_different_values(vocabulary:
     generator = torch.Generator().manual_seed(vocabulary)
     scores = torch.randint(different, (3, 2, vocabulary), generator=generator).float()
     scores[0, 0] = -torch.inf
-    scores[0, 0, [5, vocabulary - 1]] = 1.0  # fewer exist than requested
-    scores[1, 1, -1] = 2e6  # in what the blocks leave over
+    scores[0, 0, [5, vocabulary - 1]] = 1.0  # fewer exist than are requested
+    scores[1, 1, -1] = 2e6  # in the remainder after the blocks
     for count in (1, 2, 8):
         wanted = scores.sort(dim=-1, descending=True, stable=True)
         values, ids = best_tokens(scores, count)
@@ -234,7 +234,7 @@ def test_best_tokens_of_large_vocabularies_with_few_different_values(vocabulary:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_non_finite_scores_are_an_error_that_says_so(bad: float, beam_size: int) -> None:
+def test_non_finite_scores_are_a_clear_error(bad: float, beam_size: int) -> None:
     def broken(sentence: int, prefix: Prefix) -> list[float]:
         return [0.0, -9.0, 1.0, bad if sentence == 1 and len(prefix) == 2 else 0.5]
 
@@ -259,8 +259,8 @@ def test_half_precision_scores_are_summed_in_single_precision() -> None:
     assert found.log_probability == pytest.approx(sum(exact), abs=1e-5)
 
 
-def test_endings_are_counted_among_all_candidates_or_among_the_beams_alone() -> None:
-    """With two beams and end-of-sentence third at the first step, it ends a hypothesis unless only beams may."""
+def test_endings_are_counted_among_all_candidates_or_only_the_beams() -> None:
+    """With two beams, and end-of-sentence third at the first step, a hypothesis ends unless only beams may end one."""
     tokens = [t for t in range(5) if t not in (BOS, EOS)]
 
     def table(sentence: int, prefix: Prefix) -> list[float]:
@@ -331,7 +331,7 @@ def test_marians_rule_against_a_plain_loop_of_it(data: st.DataObject, alpha: flo
 
 
 @pytest.mark.parametrize("endings", ["beam", "fairseq"])
-def test_an_end_that_does_not_count_prunes_nothing(endings: Any) -> None:
+def test_an_uncounted_end_prunes_nothing(endings: Any) -> None:
     """End-of-sentence is third among the first step's candidates; all continuations are far below it for a while."""
 
     def table(sentence: int, prefix: Prefix) -> list[float]:
@@ -370,13 +370,13 @@ def test_fairseqs_rule_ends_at_the_limit_whatever_other_rules_say() -> None:
         assert (empty.tokens, empty.log_probability) == ([], pytest.approx(math.log(0.01)))
 
 
-def test_fairseqs_rule_stops_at_k_ended_and_turns_the_next_away() -> None:
+def test_fairseqs_rule_stops_at_k_ended_hypotheses_and_rejects_the_next() -> None:
     """Two beams: the empty output ends first; then both beams end in one step, with room for only one of them."""
 
     def table(sentence: int, prefix: Prefix) -> list[float]:
         return [math.log(p) for p in ((0.04, 0.9, 0.03, 0.03) if prefix else (1e-9, 0.3, 0.5, 0.2))]
 
-    penalty = LengthPenalty("power", 2.0)  # by its score the rejected one would be the second best
+    penalty = LengthPenalty("power", 2.0)  # by score, the rejected output would be the second best
     wanted = SearchSettings(2, 2, BOS, EOS, (BOS,), penalty=penalty, endings="fairseq")
     scorer = TableScorer(table, 4)
     (found,) = run(scorer, [9], wanted)

@@ -1,6 +1,4 @@
-"""Search with a lexical shortlist: the same as with scores of -inf for everything else, whatever else is in the
-batch.
-"""
+"""Search with a lexical shortlist equals search with scores of -inf for everything else, in any batch."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ MODELS = [small_model(seed).double() for seed in (1, 2)]
 
 
 class Plain(ModelScorer):
-    """Compute all scores, then set -inf for what a sentence's own source does not allow, token by token."""
+    """Compute all scores, then set those to -inf that a sentence's own source does not allow, token by token."""
 
     def start(self, beam_size: int, slots: int, *, keep_attention: bool = False) -> None:
         super().start(beam_size, slots, keep_attention=keep_attention)
@@ -69,7 +67,7 @@ def sentences(sources: list[list[int]]) -> list[Sentence]:
 
 @settings(max_examples=15)
 @given(SOURCES)
-def test_search_is_that_with_all_else_forbidden(sources: list[list[int]]) -> None:
+def test_search_equals_that_with_everything_else_forbidden(sources: list[list[int]]) -> None:
     wanted = SearchSettings(3, 2, bos=BOS, eos=EOS, forbidden=WANTED.forbidden, batch_sentences=3)
     shortlist = Shortlist(TABLE, SIZE)
     found = search(ModelScorer(MODELS[0], shortlist), sentences(sources), wanted)
@@ -105,7 +103,7 @@ def test_a_full_shortlist_changes_nothing(packed: bool) -> None:
         assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-4)
 
 
-def test_what_the_source_does_not_allow_cannot_be_asked_for(
+def test_tokens_that_the_source_does_not_allow_cannot_be_requested(
     tiny_model: Seq2Seq, tokenizer: SentencePieceTokenizer
 ) -> None:
     translator = Translator(tiny_model, tokenizer, tokenizer, DecodingConfig(shortlist="list"))

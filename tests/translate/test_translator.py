@@ -55,14 +55,14 @@ def test_a_single_string_is_not_taken_for_many_texts(copying: Translator) -> Non
 
 
 @pytest.mark.parametrize("wrong", [None, 1, 2.5, ["a", 1], [None, "a"]])
-def test_what_is_not_text_is_refused(copying: Translator, wrong: Any) -> None:
+def test_inputs_that_are_not_text_are_refused(copying: Translator, wrong: Any) -> None:
     texts = wrong if isinstance(wrong, list) else [wrong]
     for asked in ({"texts": texts}, {"texts": ["a"] * len(texts), "prefixes": texts}):
         with pytest.raises(TypeError, match=r"(texts|prefixes): .* is not text"):
             copying.translate(**asked)
 
 
-def test_what_is_printed_of_translators_and_translations_is_short(copying: Translator) -> None:
+def test_translators_and_translations_have_a_short_repr(copying: Translator) -> None:
     assert repr(copying) == f"<Translator: {copying.origin}>"
     (found,) = copying.translate(["a b c"])
     assert "tokens" not in repr(found)
@@ -79,7 +79,7 @@ def test_batches_stay_within_their_tokens_and_are_well_filled(copying: Translato
     shapes = model_of(copying).shapes
     assert all(rows * width <= 40 or rows == 1 for rows, width in shapes)
     assert [width for _, width in shapes] == sorted((width for _, width in shapes), reverse=True)
-    assert len(shapes) < 10  # ten lines reach the model
+    assert len(shapes) < 10  # only ten lines reach the model
 
 
 def test_blank_lines_never_reach_the_model(copying: Translator) -> None:
@@ -181,7 +181,7 @@ def test_invisible_text_is_a_blank_line(copying: Translator, blank: str) -> None
         ("A dog e\u0323", "unknown", "lacks"),
     ],
 )
-def test_lines_that_are_not_what_the_model_reads_are_counted(text: str, kind: str, said: str) -> None:
+def test_lines_that_do_not_suit_the_model_are_counted(text: str, kind: str, said: str) -> None:
     tokenizer = trained_tokenizer([*SENTENCES, '"A dog" - now'], 60, ["<bt>", "<new>"], byte_fallback=False)
     model = CopyModel(tokenizer.size + 2, tokenizer.eos, frozenset(tokenizer.tags.values()))
     translator = Translator(model, tokenizer, tokenizer, DecodingConfig(beam_size=2))  # type: ignore[arg-type]
@@ -211,24 +211,26 @@ def test_control_ids_tags_and_filler_rows_are_never_generated(tokenizer: Sentenc
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"beam_size": 2, "n_best": 3}, r"`n_best` \(3\) is larger than `beam_size` \(2\)"),
         ({"beam_size": 0}, r"`decoding.beam_size`: .*greater than or equal to 1"),
         ({"batch_tokens": 0}, r"`decoding.batch_tokens`"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(copying: Translator, changes: dict[str, int], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_settings_that_cannot_work_are_refused(copying: Translator, changes: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         copying.translate(["a"], **changes)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         copying.translate_stream(["a"], **changes)
 
 
 def test_unknown_settings_of_a_stream_are_refused_at_once(copying: Translator) -> None:
     for wrong, meant in (("taag", "tag"), ("constraint", "constraints"), ("prefix", "prefixes"), ("terms", None)):
-        said = f"unknown argument `{wrong}`; did you mean `{meant}`, or" if meant else f"unknown key `decoding.{wrong}`"
-        with pytest.raises(ConfigError, match=re.escape(said)):
+        message = (
+            f"unknown argument `{wrong}`; did you mean `{meant}`, or" if meant else f"unknown key `decoding.{wrong}`"
+        )
+        with pytest.raises(ConfigError, match=re.escape(message)):
             copying.translate_stream(["a"], **{wrong: "x"})
     with pytest.raises(ConfigError, match=r"unknown key `decoding\.beam`; did you mean `decoding\.beam_size`\?"):
         copying.translate_stream(["a"], beam=3)
@@ -237,7 +239,7 @@ def test_unknown_settings_of_a_stream_are_refused_at_once(copying: Translator) -
 
 
 @pytest.mark.parametrize("endings", ["candidates", "fairseq"])
-def test_the_length_limit_cuts_marks_and_warns_once(tokenizer: SentencePieceTokenizer, endings: str) -> None:
+def test_outputs_cut_at_the_limit_are_marked_with_one_warning(tokenizer: SentencePieceTokenizer, endings: str) -> None:
     class Endless(CopyModel):
         def scores(self, wanted: torch.Tensor) -> torch.Tensor:
             return super().scores(torch.full_like(wanted, 30))
@@ -269,16 +271,16 @@ def test_long_lines_are_translated_in_parts_and_joined(copying: Translator) -> N
     )
 
 
-def test_what_must_be_written_keeps_to_the_limit(copying: Translator) -> None:
-    """Every forced token is a step of the search: a prefix of 200,000 letters took hours and gigabytes."""
+def test_forced_text_stays_within_the_limit(copying: Translator) -> None:
+    """Every forced token is a step of the search, so a prefix of 200,000 letters took hours and gigabytes."""
     limit = {"max_length": {"limit": 30}, "max_source_pieces": 20}
     assert copying.translate(["A dog"], prefixes=["A dog"], **limit)[0].text.startswith("A dog")
-    said = (
+    message = (
         r"line 2: its prefix and constraints have \d+ tokens, but at most 30 can be asked for; shorten them, or raise"
     )
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         copying.translate(["A dog", "runs"], prefixes=["", "A dog runs! " * 10], **limit)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         copying.translate(["A dog", "runs"], constraints=[[], ["A dog runs! " * 10]], beam_size=4, **limit)
 
 
@@ -337,7 +339,7 @@ def test_an_endless_stream_needs_constant_memory(copying: Translator) -> None:
     assert late < early + 600_000
 
 
-def test_where_memory_runs_out_the_rest_is_translated_in_smaller_batches(
+def test_when_memory_runs_out_the_rest_is_translated_in_smaller_batches(
     tiny_model: Seq2Seq, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = [f"{text} {number}" for number in range(4) for text in TEXTS]
@@ -365,13 +367,13 @@ def test_where_memory_runs_out_the_rest_is_translated_in_smaller_batches(
     assert translator.notices["too_large"] == failed[0] >= 2
     assert sum(finished) == sum(map(bool, texts))  # none is counted twice
     failed[0] = 0
-    translator.translate(texts, batch_tokens=6)  # nothing fails if so few are requested
+    translator.translate(texts, batch_tokens=6)  # with so few requested, nothing fails
     assert failed[0] == 0
 
     def broken(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(tiny_model, "step", broken)  # not even one at a time
+    monkeypatch.setattr(tiny_model, "step", broken)  # not even a single one
     with pytest.raises(torch.OutOfMemoryError):
         translator.translate(texts)
 
@@ -424,7 +426,7 @@ def test_a_model_directory_opens_with_its_own_settings(
     save_tokenizers(vocabularies, tokenizer, tokenizer)
     write_model_directory(tmp_path / "model", weights(model), experiment, vocabularies)
 
-    make_fast(model, "float32")  # like loading
+    make_fast(model, "float32")  # as loading does
     translator = ziggurat.load(str(tmp_path / "model"), device="cpu")
     assert (translator.decoding.beam_size, translator.decoding.min_length) == (3, 2)
     assert translator.max_positions == most

@@ -1,4 +1,4 @@
-"""Translation by several processes, and their pool."""
+"""Translation with several processes, and their pool."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def running(process: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_they_give_what_one_process_gives(trained: Path) -> None:
+def test_they_give_the_results_of_one_process(trained: Path) -> None:
     drawing = {**SHORT, "search": "sample", "seed": 3, "temperature": 1.5}
     beside = {"prefixes": ["go", *[""] * 6], "first": 11, "max_source_pieces": 12}
     wanted = {"constraints": [[], ["di", "go"], *[[]] * 5], "terminology": {"Gokun": "su"}}
@@ -79,7 +79,7 @@ def test_settings_are_refused_before_any_text_is_read(trained: Path, tmp_path: P
         pass
 
 
-def test_results_keep_the_order_and_few_are_under_way() -> None:
+def test_results_keep_the_order_with_few_tasks_at_a_time() -> None:
     under_way: list[Future[int]] = []
     most = 0
 
@@ -89,7 +89,7 @@ def test_results_keep_the_order_and_few_are_under_way() -> None:
         under_way.append(future)
         most = max(most, len(under_way))
         if len(under_way) == 4 or task == 17:
-            for number, waiting in enumerate(reversed(under_way)):  # the one started last is done first
+            for number, waiting in enumerate(reversed(under_way)):  # the task that starts last ends first
                 if not waiting.done():
                     waiting.set_result(task - number)
         return future
@@ -102,7 +102,7 @@ def test_results_keep_the_order_and_few_are_under_way() -> None:
     assert most == 4
 
 
-def test_what_came_before_an_unreadable_line_is_given_first() -> None:
+def test_results_before_an_unreadable_line_come_first() -> None:
     def tasks() -> Iterator[int]:
         yield from range(5)
         raise DataError("line 6")
@@ -132,7 +132,7 @@ def test_a_dead_worker_is_one_plain_error() -> None:
 
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, BrokenPipeError])
-def test_whatever_ends_the_block_ends_the_workers(ending: type[BaseException]) -> None:
+def test_the_end_of_the_block_ends_the_workers(ending: type[BaseException]) -> None:
     seen: list[int] = []
 
     def work() -> None:
@@ -161,7 +161,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("then", ["pass", "asked[0].result()"], ids=["while they start", "at work"])
-def test_none_outlives_a_process_that_is_killed(then: str, tmp_path: Path) -> None:
+def test_no_worker_outlives_a_killed_process(then: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(WORKING.replace("{then}", then))
     root = Path(__file__).resolve().parents[2]
@@ -211,7 +211,7 @@ def test_the_verb_takes_them(ziggurat: Ziggurat, trained: Path, tmp_path: Path) 
 
 
 def test_an_automatic_precision_is_chosen_once_for_all_workers(trained: Path) -> None:
-    """Workers that measure could find different results, so later ones are told what the first one found."""
+    """Measurements by several workers could differ, so later workers get the result of the first."""
     asked: list[dict[str, Any]] = []
 
     def submit(function: Callable[..., Any], opening: translator._Opening, *arguments: Any) -> Future[Any]:
@@ -229,6 +229,6 @@ def test_an_automatic_precision_is_chosen_once_for_all_workers(trained: Path) ->
     assert several.about_precision(True) == "chosen"
     assert asked[0] == {"precision": "auto", "beam_size": 2}
     assert asked[1:] == [{"precision": "bfloat16", "beam_size": 2}] * 2
-    # The first worker finds its model by all other settings, and does not load it again.
+    # The first worker recognises its model by all other settings, and does not load it again.
     assert replace(opening, decoding={"precision": "bfloat16"}) == opening
     assert hash(replace(opening, decoding={"precision": "bfloat16"})) == hash(opening)

@@ -1,4 +1,4 @@
-"""A registry and its files in the forms that servers offer: zip of Moses files, tgz, tsv, SGML, XML, TMX, packed
+"""A registry and its files in the formats that servers offer: zipped Moses files, tgz, tsv, SGML, XML, TMX, packed
 text.
 """
 

@@ -42,7 +42,7 @@ Behaviour = Callable[["_Handler", File], None]
 
 @dataclass
 class Server:
-    """Files by path, the requests received, and for each path how the next requests are answered wrongly."""
+    """Files by path, the requests received, and for each path the faults of the next answers."""
 
     port: int
     files: dict[str, File] = field(default_factory=dict)
@@ -100,7 +100,7 @@ def validators(file: File) -> dict[str, str]:
 
 
 def partial(handler: _Handler, file: File) -> tuple[int, bytes, dict[str, str]]:
-    """Return status, content and headers of a correct answer, also to a request for a part."""
+    """Return status, content and headers of a correct answer; requests for a part get that part."""
     headers = validators(file)
     wanted = re.fullmatch(r"bytes=(\d+)-", handler.headers.get("Range", ""))
     condition = handler.headers.get("If-Range")
@@ -113,7 +113,7 @@ def partial(handler: _Handler, file: File) -> tuple[int, bytes, dict[str, str]]:
 
 
 def normal(handler: _Handler, file: File) -> None:
-    """Answer as a good server."""
+    """Answer as a correct server does."""
     status, content, headers = partial(handler, file)
     handler.answer(status, content, headers)
 
@@ -134,7 +134,7 @@ def claiming(length: int) -> Behaviour:
 
 
 def claiming_again(length: int) -> Behaviour:
-    """Send everything, and declare its length and then another."""
+    """Send everything, first declaring its length and then a different one."""
     return lambda handler, file: handler.answer(200, file.content, {**validators(file), "content-length": str(length)})
 
 
@@ -166,7 +166,7 @@ def heedless(handler: _Handler, file: File) -> None:
 
 
 def nameless(handler: _Handler, file: File) -> None:
-    """Do the same, without identifying the version that is sent."""
+    """Do the same, without identifying the version."""
     heedless(handler, replace(file, etag=None, modified=None))
 
 
@@ -200,7 +200,7 @@ def chunked(cut: int | None) -> Behaviour:
 
 
 def trickling(handler: _Handler, file: File) -> None:
-    """Send a byte now and then, as long as anyone listens."""
+    """Send a byte now and then until the client leaves."""
     handler.answer(200, b"", validators(file), length=1 << 20)
     while True:
         handler.wfile.write(b"x")
@@ -208,7 +208,7 @@ def trickling(handler: _Handler, file: File) -> None:
 
 
 def dripping(*parts: bytes) -> Behaviour:
-    """Send the first parts at once, and the last one byte by byte, as long as anyone listens."""
+    """Send the first parts at once, and the last one byte by byte until the client leaves."""
 
     def behave(handler: _Handler, file: File) -> None:
         handler.close_connection = True

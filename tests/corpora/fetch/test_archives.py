@@ -138,10 +138,10 @@ def test_encrypted_members(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("keep", [0.2, 0.7, 0.97])
-def test_archives_that_were_cut(kind: str, keep: float, tmp_path: Path) -> None:
+def test_truncated_archives(kind: str, keep: float, tmp_path: Path) -> None:
     archive = KINDS[kind](tmp_path / kind, [(f"{n}.de", os.urandom(30_000)) for n in range(4)])
     content = archive.read_bytes()
-    # The end of a tar is zeros, and their absence does not matter.
+    # A tar ends with zeros, which may be missing.
     archive.write_bytes(content[: int(len(content.rstrip(b"\0")) * keep)])
     with pytest.raises(DamageError, match=r"damaged|ends early") as caught:
         extracted(archive, tmp_path / "out", "*.de")
@@ -150,7 +150,7 @@ def test_archives_that_were_cut(kind: str, keep: float, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 @pytest.mark.parametrize("place", ["content", "name", "empty name", "offset"])
-def test_damage_to_any_place_of_a_zip(method: int, place: str, tmp_path: Path) -> None:
+def test_damage_anywhere_in_a_zip(method: int, place: str, tmp_path: Path) -> None:
     archive = tmp_path / "a.zip"
     with zipfile.ZipFile(archive, "w", method) as opened:
         opened.writestr("ä.de", b"text " * 99)
@@ -161,7 +161,7 @@ def test_damage_to_any_place_of_a_zip(method: int, place: str, tmp_path: Path) -
     elif place == "name":
         content[entry + 46 : entry + 48] = b"\xff\xff"
     elif place == "empty name":
-        content[entry + 28 : entry + 32] = bytes([0, 0, 5, 0])  # the name's bytes become an extra field
+        content[entry + 28 : entry + 32] = bytes([0, 0, 5, 0])  # turns bytes of the name into an extra field
         content[entry + 46 : entry + 51] = bytes([1, 1, 1, 0, 0])
     else:
         end = content.rindex(b"PK\x05\x06")
@@ -189,7 +189,7 @@ SHADOWS = (
 
 @pytest.mark.parametrize("kind", ["a.zip", "a.tgz"])
 @pytest.mark.parametrize("order", [1, -1])
-def test_what_a_desktop_adds_to_an_archive_is_not_looked_at(kind: str, order: int, tmp_path: Path) -> None:
+def test_files_that_a_desktop_adds_to_an_archive_are_ignored(kind: str, order: int, tmp_path: Path) -> None:
     wanted = [("sub/C.en-ru.en", b"a\n"), ("sub/C.en-ru.ru", b"b\n"), ("LICENSE", b"free")]
     shadows = [(name, b"\x00\x05\x16\x07\x00\x02") for name in SHADOWS]
     archive = KINDS[kind](tmp_path / kind, [*wanted, *shadows][::order])

@@ -51,7 +51,7 @@ def test_a_file_is_fetched_once_and_compared_every_time(server: Server, tmp_path
     ],
     ids=["sha256", "md5", "bytes"],
 )
-def test_another_file_than_the_registrys(
+def test_a_file_other_than_the_registrys(
     server: Server, tmp_path: Path, network: Network, wrong: dict[str, str | int], says: str
 ) -> None:
     url = server.add("a", CONTENT)
@@ -95,7 +95,7 @@ def test_a_mirror_that_is_a_server_comes_before_the_files_own(server: Server, tm
         (tmp_path / folder / place).parent.mkdir(parents=True)
     mirrors = [mirror, f"{server.address}/other", str(tmp_path / "mirror"), str(tmp_path / "other")]
     assert Downloads(tmp_path / "2", mirrors, network=network).get(own).came_from == f"{mirror}{place}"
-    for folder in ("other", "mirror"):  # folders come first, in their order, and so do servers
+    for folder in ("other", "mirror"):  # folders come first, then servers, each in their order
         (tmp_path / folder / place).write_bytes(CONTENT)
         downloads = Downloads(tmp_path / "3", mirrors, network=network)
         assert downloads.get(own).came_from == str(tmp_path / folder / place)
@@ -107,8 +107,8 @@ def test_a_mirror_that_is_a_server_comes_before_the_files_own(server: Server, tm
     assert f"{mirror}127.0.0.1_{server.port}/none" in str(caught.value)
 
 
-def test_two_that_fetch_the_same_files_at_once(server: Server, tmp_path: Path, network: Network) -> None:
-    """The second waits for each file and then finds it; each time it started before the first had it."""
+def test_two_processes_fetch_the_same_files_at_once(server: Server, tmp_path: Path, network: Network) -> None:
+    """The second process asks for each file before the first one has it, waits, and then finds it."""
     remotes = [Remote(url=server.add(name, CONTENT)) for name in ("de", "en")]
     phases: list[str] = []
 
@@ -130,7 +130,7 @@ def test_two_that_fetch_the_same_files_at_once(server: Server, tmp_path: Path, n
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_a_process_that_is_killed_while_another_waits_leaves_all_that_it_wrote(
+def test_a_process_killed_while_another_waits_leaves_everything_it_wrote(
     server: Server, tmp_path: Path, network: Network
 ) -> None:
     remote = Remote(url=server.add("a", CONTENT))
@@ -161,7 +161,7 @@ def answering_a_part(handler: behaving._Handler, file: behaving.File) -> None:
     [(None, "bytes=3000-"), (answering_a_part, "bytes=3000-"), (behaving.dropping(4000), None)],
     ids=["lacks the file", "sends another part", "drops another version"],
 )
-def test_a_mirror_drops_what_has_arrived_only_for_what_it_sends_itself(
+def test_a_mirror_replaces_a_partial_download_only_if_it_sends_the_file(
     server: Server, tmp_path: Path, network: Network, mirrored: behaving.Behaviour | None, asked: str | None
 ) -> None:
     network = replace(network, retries=0)
@@ -220,7 +220,7 @@ def test_addresses_that_lead_out_of_the_folder(url: str) -> None:
         place_of(url)
 
 
-def test_places_of_addresses() -> None:
+def test_paths_of_addresses() -> None:
     assert place_of("https://data.statmt.org/wmt19/dev.tgz") == "data.statmt.org/wmt19/dev.tgz"
     assert place_of("http://h:8080/a?f=x/y") == "h_8080/a?f=x%2Fy"
     assert len(place_of(f"http://h/a?{'x' * 900}")) < 80

@@ -84,7 +84,7 @@ def test_text_of_one_language(fetch: Fetch) -> None:
     assert lines("mono/local/mono/de.de.zst") == [pair[0] for pair in PAIRS]
 
 
-def test_given_again_nothing_is_done(fetch: Fetch, server: Server) -> None:
+def test_repeating_the_command_does_nothing(fetch: Fetch, server: Server) -> None:
     first = fetch("local/zip/de-en", "--json")
     requests, before = len(server.requests), {path: Path(path).stat().st_mtime_ns for path in tree()}
     again = fetch("local/zip/de-en", "--json")
@@ -97,7 +97,7 @@ def test_given_again_nothing_is_done(fetch: Fetch, server: Server) -> None:
     assert len(server.requests) == requests
 
 
-def test_each_of_several_archives_has_its_terms(fetch: Fetch, server: Server, tmp_path: Path) -> None:
+def test_each_archive_has_its_terms(fetch: Fetch, server: Server, tmp_path: Path) -> None:
     urls = [
         server.add(f"{code}/t.zip", packed_zip({f"t.{code}": b"one\n", "LICENSE": f"of {code}".encode()}))
         for code in ("de", "en")
@@ -118,7 +118,7 @@ def test_each_of_several_archives_has_its_terms(fetch: Fetch, server: Server, tm
 
 
 @pytest.mark.slow
-def test_files_that_changed_or_are_the_users_own(fetch: Fetch) -> None:
+def test_changed_files_and_the_users_own_files(fetch: Fetch) -> None:
     assert fetch("local/zip/de-en").status == 0
     path = Path("data/local/zip/de-en.en.zst")
     whole = path.read_bytes()
@@ -135,7 +135,7 @@ def test_files_that_changed_or_are_the_users_own(fetch: Fetch) -> None:
     assert path.read_bytes() == whole
 
 
-def test_a_file_that_changed_stays_also_where_the_other_is_gone(fetch: Fetch) -> None:
+def test_a_changed_file_stays_even_if_the_other_side_is_gone(fetch: Fetch) -> None:
     assert fetch("local/zip/de-en").status == 0
     path = Path("data/local/zip/de-en.en.zst")
     whole = path.read_bytes()
@@ -150,7 +150,7 @@ def test_a_file_that_changed_stays_also_where_the_other_is_gone(fetch: Fetch) ->
 
 
 @pytest.mark.slow
-def test_killed_between_its_files_it_continues(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_between_two_files_is_resumed(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record and the files get their final names one by one, the record first."""
     assert fetch("local/zip/de-en").status == 0
     content = {path: Path(path).read_bytes() for path in tree()}
@@ -203,7 +203,7 @@ def test_the_data_of_a_configuration_and_its_licences_in_the_store(
         ("licence of sgm", ["dev.en"])
     ]
     assert all("changed" not in part for part in entries["train"][0]["origin"])
-    Path(f"{folder}/dev.de").write_text("Anders .\n" * 3)  # neither is still what was fetched
+    Path(f"{folder}/dev.de").write_text("Anders .\n" * 3)  # neither is the fetched file any more
     assert exit_status("prepare", "my.yaml", "--force") == 0
     assert "origin" not in json.loads(Path("store/manifest.json").read_text())["corpora"]["dev"][0]
     registry = tmp_path / "registry.yaml"
@@ -215,7 +215,7 @@ def test_the_data_of_a_configuration_and_its_licences_in_the_store(
 
 
 @pytest.mark.slow
-def test_a_store_learns_of_an_origin_that_was_not_known(fetch: Fetch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_store_records_an_origin_that_was_unknown(fetch: Fetch, capfd: pytest.CaptureFixture[str]) -> None:
     Path("my.yaml").write_text(CONFIG)
     assert fetch("my.yaml").status == 0
     record = Path("data/local-de-en/train.fetched.json")
@@ -231,7 +231,7 @@ def test_a_store_learns_of_an_origin_that_was_not_known(fetch: Fetch, capfd: pyt
     assert learned["fingerprint"] == known["fingerprint"], "a licence changes nothing that training depends on"
 
 
-def test_what_has_to_be_brought_is_said_next_to_what_was_fetched(fetch: Fetch) -> None:
+def test_data_that_the_user_must_provide_is_reported(fetch: Fetch) -> None:
     bought = CONFIG.replace("local-de-en/train.de.zst", "local-de-en/bought.de").replace("train.en.zst", "bought.en")
     Path("my.yaml").write_text(bought)
     done = fetch("my.yaml")
@@ -265,7 +265,7 @@ def test_configurations_that_no_registry_knows(wanted: tuple[str, str], says: st
 
 
 @pytest.mark.slow
-def test_a_download_that_was_cut_is_removed_and_fetched_again(fetch: Fetch, server: Server) -> None:
+def test_a_truncated_download_is_removed_and_fetched_again(fetch: Fetch, server: Server) -> None:
     """If a server lies about the length, only the file's own checksum shows that it is cut."""
     content = server.files["f/t.tmx.gz"].content
     server.next["f/t.tmx.gz"] = [behaving.claiming(len(content) - 20)]
@@ -280,7 +280,7 @@ def test_a_download_that_was_cut_is_removed_and_fetched_again(fetch: Fetch, serv
     assert fetch("local/zip/de-en").status == 0
 
 
-def test_plain_text_that_was_cut(fetch: Fetch, server: Server, tmp_path: Path) -> None:
+def test_truncated_plain_text(fetch: Fetch, server: Server, tmp_path: Path) -> None:
     """Only a length or checksum in the registry shows that it was; without either, the message names the way out."""
     plain = tmp_path / "plain.yaml"
     files: list[dict[str, Any]] = [{"url": server.add(f"f/p.{code}", b"text\n" * 40)} for code in ("de", "en")]
@@ -325,7 +325,7 @@ def test_faults_are_reported_by_archive_and_member(
     assert list((tmp_path / "damaged").rglob("s.tgz")), "what came whole stays, whatever words a message has"
 
 
-def test_one_corpus_that_fails_does_not_keep_the_others(fetch: Fetch, server: Server) -> None:
+def test_one_failing_corpus_does_not_stop_the_others(fetch: Fetch, server: Server) -> None:
     del server.files["f/m.zip"]
     done = fetch("local/zip/de-en", "local/tsv/de-en")
     assert done.status == 2
@@ -381,7 +381,7 @@ OPUS = {
 
 
 def test_opus_names_its_newest_version(fetch: Fetch, server: Server, tmp_path: Path) -> None:
-    """From a mirror that is a folder: the API's answers are stored at their addresses, like all files."""
+    """The mirror is a folder, in which the API's answers are stored under their addresses, like all files."""
     api = tmp_path / "mirror" / "opus.nlpl.eu"
     api.mkdir(parents=True)
     query = "source=de&target=en&preprocessing=moses&version=latest"
@@ -413,7 +413,7 @@ def test_a_test_set_of_sacrebleu(fetch: Fetch, tmp_path: Path, server: Server) -
     assert "sets are wmt14, wmt14/full" in fetch("sacrebleu/wmt14/de-en/x").err
 
 
-def test_no_name_no_work(fetch: Fetch) -> None:
+def test_without_a_name_nothing_is_done(fetch: Fetch) -> None:
     done = fetch()
     assert done.status == 2
     assert "nothing to fetch" in done.err

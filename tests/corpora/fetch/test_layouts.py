@@ -20,7 +20,7 @@ from ziggurat.system.errors import DataError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\u2028\u2029"), max_size=30)
 
-# The whole package has no types.
+# No module of that package has types.
 FakeSGMLDataset: Any = fake_sgml.FakeSGMLDataset
 WMTXMLDataset: Any = wmt_xml.WMTXMLDataset
 
@@ -117,7 +117,9 @@ def test_test_sets_in_xml_are_read_as_sacrebleu_reads_them(translator: str, tmp_
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(units=st.lists(st.dictionaries(st.sampled_from(["de", "EN-gb", "en", "fr"]), TEXT), min_size=1, max_size=6))
-def test_tmx_next_to_a_tree(units: list[dict[str, str]], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_tmx_is_read_as_a_tree_parser_reads_it(
+    units: list[dict[str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     body = "".join(
         "<tu>" + "".join(f'<tuv xml:lang="{c}"><seg>{escape(t)}</seg></tuv>' for c, t in unit.items()) + "</tu>\n"
         for unit in units

@@ -32,7 +32,7 @@ def test_names_are_found_in_either_direction() -> None:
     assert registry.find("flores200/dev/deu_Latn-eng_Latn").take[0] == "flores200_dataset/dev/deu_Latn.dev"
 
 
-def test_lists_of_several_pairs_have_what_has_all_of_them() -> None:
+def test_lists_of_several_pairs_show_entries_that_have_all_of_them() -> None:
     registry = load_registry()
     of_one = {pair: dict(registry.listed([pair])) for pair in ("de-en", "fr-en")}
     of_both = dict(registry.listed(["de-en", "fr-en"]))
@@ -66,7 +66,7 @@ def test_unknown_names(name: str, says: str) -> None:
         load_registry().find(name)
 
 
-def test_a_pair_lists_what_has_it_by_its_own_codes_and_apart_what_may_have_any() -> None:
+def test_a_pair_lists_entries_with_its_codes_and_separately_those_with_unknown_pairs() -> None:
     registry = load_registry()
 
     def listed(*words: str) -> tuple[list[str], list[str]]:
@@ -122,7 +122,7 @@ def test_the_registry_has_the_data_of_every_recipe(tmp_path: Path) -> None:
     for recipe in [*plain_recipe_names(), *(name for key in paper_keys() for name in paper_recipes(key))]:
         data = load_named(recipe).data
         if recipe == "demo" or recipe.startswith("student-"):
-            continue  # its text is embedded, or a teacher's translation of the user's
+            continue  # its text is embedded, or a teacher's translation of the user's text
         paths = tuple(corpus.source or "" for corpus in (*data.train, *data.dev))
         if paths in seen:
             continue
@@ -138,7 +138,7 @@ def test_the_registry_has_the_data_of_every_recipe(tmp_path: Path) -> None:
     assert {Path(path).parent.name for paths in seen for path in paths} == set(names.registry.folders)
 
 
-def test_what_is_licensed_is_said_to_be(tmp_path: Path) -> None:
+def test_licences_are_stated(tmp_path: Path) -> None:
     names = Names(load_registry(), Downloads(tmp_path, offline=True))
     nist = next(name for name in paper_recipes("dlcl") if "small" in name)
     tasks = tasks_of_config(load_named(nist).data, names, nist)
@@ -175,7 +175,7 @@ def test_a_registry_of_the_users_own_comes_first(tmp_path: Path) -> None:
     assert load_registry([str(given)]).find("newstest/2013/de-en")
 
 
-def test_where_an_address_is_known_from_is_asked_of_no_user(tmp_path: Path) -> None:
+def test_users_need_not_say_where_an_address_comes_from(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     path.write_text(OWN.format(title="x").replace("    known_from: me\n", ""))
     assert load_registry([str(path)]).find("mine/de-en").known_from is None
@@ -210,7 +210,7 @@ def test_where_an_address_is_known_from_is_asked_of_no_user(tmp_path: Path) -> N
         (("corpora:", "corpora: ["), "not valid YAML"),
     ],
 )
-def test_registries_that_are_wrong(change: tuple[str, str], says: str, tmp_path: Path) -> None:
+def test_invalid_registries(change: tuple[str, str], says: str, tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     path.write_text(OWN.format(title="x").replace(*change, 1))
     with pytest.raises(ConfigError) as caught:

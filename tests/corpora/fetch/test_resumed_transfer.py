@@ -54,14 +54,16 @@ def test_a_file_comes_whole(server: Server, tmp_path: Path, network: Network) ->
     assert server.requests[0].headers["accept-encoding"] == "identity"
 
 
-def test_what_has_arrived_is_not_fetched_again(server: Server, tmp_path: Path, network: Network) -> None:
+def test_a_partial_download_is_not_fetched_again(server: Server, tmp_path: Path, network: Network) -> None:
     url = server.add("a", TEXT, behaving.dropping(70_000), behaving.dropping(30_000))
     assert got(url, tmp_path, network) == TEXT
     assert ranges(server) == [None, "bytes=70000-", "bytes=100000-"]
     assert [r.headers.get("if-range") for r in server.requests] == [None, '"1"', '"1"']
 
 
-def test_tries_that_bring_something_do_not_count_as_failed(server: Server, tmp_path: Path, network: Network) -> None:
+def test_attempts_that_transfer_something_do_not_count_as_failed(
+    server: Server, tmp_path: Path, network: Network
+) -> None:
     """Each try brings a third of the rest, down to a few bytes: far more tries than may fail in a row."""
     steps, rest = list[behaving.Behaviour](), len(TEXT)
     while rest > 9:
@@ -72,11 +74,11 @@ def test_tries_that_bring_something_do_not_count_as_failed(server: Server, tmp_p
 
 
 @pytest.mark.parametrize("first", [behaving.dropping(600), behaving.chunked(600)], ids=["length", "no length"])
-def test_a_byte_a_try_does_not_continue_for_ever(
+def test_one_byte_per_attempt_does_not_go_on_for_ever(
     server: Server, tmp_path: Path, network: Network, first: behaving.Behaviour
 ) -> None:
-    said = failed(server.add("a", TEXT, first, *[behaving.dropping(1)] * 99), tmp_path, network)
-    assert "4 times in a row; 60" in said
+    message = failed(server.add("a", TEXT, first, *[behaving.dropping(1)] * 99), tmp_path, network)
+    assert "4 times in a row; 60" in message
     assert len(server.requests) <= 5
 
 
@@ -102,7 +104,7 @@ def test_a_network_that_goes_away_comes_back_and_a_full_disk_does_not(
 
 
 @pytest.mark.parametrize("second", [behaving.dropping(30_000), behaving.piecewise], ids=["dropped", "a part of it"])
-def test_the_length_of_a_file_first_sent_in_chunks_comes_with_its_rest(
+def test_a_file_first_sent_in_chunks_gets_its_length_from_the_rest(
     server: Server, tmp_path: Path, network: Network, second: behaving.Behaviour
 ) -> None:
     url = server.add("a", TEXT, behaving.chunked(70_000), second)
@@ -113,14 +115,14 @@ def test_the_length_of_a_file_first_sent_in_chunks_comes_with_its_rest(
 @pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
-def test_drops_and_changes_never_mix_versions(data: st.DataObject, tmp_path: Path) -> None:
-    """Whatever the server does for some requests, the result is the file that the server has in the end."""
+def test_dropped_connections_and_changed_files_never_mix_versions(data: st.DataObject, tmp_path: Path) -> None:
+    """Whatever faults some answers have, the result is the file that the server has in the end."""
     with serving() as server:
         network = Network(proxy="", retries=12, pause=lambda seconds: None)
         contents = data.draw(st.lists(st.binary(min_size=600, max_size=3000), min_size=1, max_size=4))
         how = st.sampled_from(["dropping", "heedless", "elsewhere", "chunked", "unavailable", "change"])
         steps = data.draw(st.lists(st.tuples(how, st.integers(1, 2500)), max_size=8))
-        url = server.add("a", contents[0], etag='"0"')  # each version has a tag of its own
+        url = server.add("a", contents[0], etag='"0"')  # each version has its own tag
         version = 0
 
         def step(kind: str, number: int) -> behaving.Behaviour:
@@ -160,14 +162,14 @@ def test_a_file_that_changes_between_two_requests(server: Server, tmp_path: Path
         (behaving.dropping(70_000), behaving.heedless, OTHER[: len(TEXT)]),
         (behaving.dropping(70_000), behaving.elsewhere, OTHER),
         (behaving.dropping(70_000), behaving.elsewhere, OTHER[: len(TEXT)]),
-        (behaving.dropping(70_000), behaving.nameless, OTHER),  # only the total tells
-        # All of the first version has arrived, and the server reports that the other has no more bytes.
+        (behaving.dropping(70_000), behaving.nameless, OTHER),  # only the total shows it
+        # The first version has arrived completely, and the server reports that the second has no more bytes.
         (behaving.claiming(len(TEXT) + 9), behaving.heedless, OTHER[: len(TEXT)]),
         (behaving.claiming(len(TEXT) + 9), behaving.nameless, OTHER[:-30_000]),
     ],
     ids=["heedless", "as long", "elsewhere", "elsewhere, as long", "nameless", "at the end", "at the end, nameless"],
 )
-def test_a_server_that_sends_another_part_than_asked_for(
+def test_a_server_that_sends_a_part_other_than_the_requested_one(
     server: Server,
     tmp_path: Path,
     network: Network,
@@ -190,7 +192,7 @@ def test_a_server_without_versions_or_parts_restarts(server: Server, tmp_path: P
     assert ranges(server) == [None, None, None, "bytes=70000-"]
 
 
-def test_a_date_says_which_version_where_the_tag_is_weak(server: Server, tmp_path: Path, network: Network) -> None:
+def test_a_date_identifies_the_version_if_the_tag_is_weak(server: Server, tmp_path: Path, network: Network) -> None:
     date = "Tue, 03 Nov 2026 10:00:00 GMT"
     url = server.add("a", TEXT, behaving.dropping(70_000), etag='W/"1"', modified=date)
     assert got(url, tmp_path, network) == TEXT
@@ -203,14 +205,14 @@ def test_chunks_without_a_length(server: Server, tmp_path: Path, network: Networ
 
 
 def test_a_length_that_is_too_large(server: Server, tmp_path: Path, network: Network, pauses: list[float]) -> None:
-    """The rest does not exist: a server that knows the number of bytes reports that; any other is refused."""
+    """The rest does not exist. A server that knows the number of bytes reports that; otherwise the file is refused."""
     for number, answer in enumerate((behaving.normal, behaving.nameless), 1):  # `nameless` hides its version
         url = server.add("a", TEXT, behaving.claiming(len(TEXT) + 9), answer)
         assert got(url, tmp_path / str(number), network) == TEXT
         assert len(server.requests) == 2 * number
     url = server.add("b", TEXT, *[behaving.claiming(len(TEXT) + 9)] * 9, ranges=False)
-    said = failed(url, tmp_path, network)
-    assert "ended after 200,000 of 200,009 bytes, 4 times in a row" in said
+    message = failed(url, tmp_path, network)
+    assert "ended after 200,000 of 200,009 bytes, 4 times in a row" in message
     assert pauses[-3:] == [1, 2, 4]
 
 
@@ -246,9 +248,9 @@ def test_a_part_of_unknown_origin_is_not_continued(
 
 @pytest.mark.parametrize("name", ["file", "file.gz", "file.zip", "file.txt"])
 def test_a_page_in_place_of_the_file(server: Server, tmp_path: Path, network: Network, name: str) -> None:
-    said = failed(server.add(name, TEXT, behaving.page), tmp_path, network, name=name)
-    assert "sent a web page (Sign in & go)" in said
-    assert "--mirror" in said
+    message = failed(server.add(name, TEXT, behaving.page), tmp_path, network, name=name)
+    assert "sent a web page (Sign in & go)" in message
+    assert "--mirror" in message
     assert not list(tmp_path.iterdir())
 
 
@@ -261,7 +263,7 @@ def test_a_page_in_place_of_the_file(server: Server, tmp_path: Path, network: Ne
     ],
     ids=["page", "too large", "empty"],
 )
-def test_what_is_refused_after_a_drop_leaves_the_part_as_it_is(
+def test_a_refusal_after_a_drop_leaves_the_part_unchanged(
     server: Server, tmp_path: Path, network: Network, answer: behaving.Behaviour, says: str
 ) -> None:
     url = server.add("a", TEXT, behaving.dropping(70_000), answer)
@@ -271,7 +273,7 @@ def test_what_is_refused_after_a_drop_leaves_the_part_as_it_is(
     assert ranges(server) == [None, "bytes=70000-", "bytes=70000-"]
 
 
-def test_a_part_with_more_or_less_than_its_length_is_not_a_file(tmp_path: Path) -> None:
+def test_a_part_longer_or_shorter_than_declared_is_not_a_file(tmp_path: Path) -> None:
     def finish(content: bytes) -> None:
         with Part.opened(tmp_path / "file") as part:
             part.restart("http://h/file", '"1"', 10)
@@ -284,7 +286,7 @@ def test_a_part_with_more_or_less_than_its_length_is_not_a_file(tmp_path: Path) 
         assert not list(tmp_path.iterdir())
 
 
-def test_content_that_is_not_what_the_name_says(server: Server, tmp_path: Path, network: Network) -> None:
+def test_content_that_does_not_match_the_name(server: Server, tmp_path: Path, network: Network) -> None:
     assert "it begins with b'plain text" in failed(server.add("a.tgz", b"plain text" * 99), tmp_path, network)
     packed = gzip.compress(b"text\n" * 999)
     assert got(server.add("a.gz", packed, content_type="text/html"), tmp_path, network) == packed
@@ -301,19 +303,19 @@ def test_content_that_is_not_what_the_name_says(server: Server, tmp_path: Path, 
         (501, "501"),
     ],
 )
-def test_answers_that_do_not_change(server: Server, tmp_path: Path, network: Network, code: int, says: str) -> None:
-    said = failed(server.add("a", TEXT, behaving.status(code)), tmp_path, network)
-    assert says in said
-    assert "--registry" in said
+def test_permanent_errors(server: Server, tmp_path: Path, network: Network, code: int, says: str) -> None:
+    message = failed(server.add("a", TEXT, behaving.status(code)), tmp_path, network)
+    assert says in message
+    assert "--registry" in message
     assert len(server.requests) == 1
 
 
-def test_answers_that_may_pass(server: Server, tmp_path: Path, network: Network, pauses: list[float]) -> None:
+def test_transient_errors(server: Server, tmp_path: Path, network: Network, pauses: list[float]) -> None:
     url = server.add("a", TEXT, behaving.status(503), behaving.status(429, Retry_After="7"), behaving.status(500))
     assert got(url, tmp_path, network) == TEXT
     assert pauses == [1, 7, 4]
-    said = failed(server.add("b", TEXT, *[behaving.status(503)] * 9), tmp_path, network)
-    assert "answered 503 (Service Unavailable), 4 times in a row" in said
+    message = failed(server.add("b", TEXT, *[behaving.status(503)] * 9), tmp_path, network)
+    assert "answered 503 (Service Unavailable), 4 times in a row" in message
 
 
 def test_redirects(server: Server, tmp_path: Path, network: Network) -> None:
@@ -339,19 +341,19 @@ def test_no_redirect_leads_away_from_https() -> None:
         Redirects().redirect_request(Request("https://a/b"), None, 302, "Found", {}, "http://a/b")
 
 
-def test_servers_that_are_not_there(tmp_path: Path, network: Network, pauses: list[float]) -> None:
+def test_unreachable_servers(tmp_path: Path, network: Network, pauses: list[float]) -> None:
     with serving() as gone:
         address = gone.address
-    said = failed(f"{address}/a", tmp_path, network)
-    assert "cannot be reached (" in said
-    assert "refused" in said
+    message = failed(f"{address}/a", tmp_path, network)
+    assert "cannot be reached (" in message
+    assert "refused" in message
     assert len(pauses) == 2, "with no network nobody wants to wait for long"
 
 
 def test_a_server_that_sends_single_bytes(server: Server, tmp_path: Path) -> None:
     network = Network(proxy="", retries=0, timeout_seconds=0.2)
-    said = failed(server.add("a", TEXT, behaving.trickling), tmp_path, network)
-    assert "bytes in 0 seconds" in said
+    message = failed(server.add("a", TEXT, behaving.trickling), tmp_path, network)
+    assert "bytes in 0 seconds" in message
 
 
 STATUS = b"HTTP/1.1 200 OK\r\n"
@@ -374,8 +376,8 @@ def test_a_server_that_drips(where: str, server: Server, tmp_path: Path) -> None
     """No single read waits long, but the whole would never end."""
     network = Network(proxy="", retries=0, timeout_seconds=0.3)
     started = time.monotonic()
-    said = failed(server.add("a", TEXT, behaving.dripping(*DRIPS[where])), tmp_path, network)
-    assert "bytes in 0 seconds" in said or "503" in said
+    message = failed(server.add("a", TEXT, behaving.dripping(*DRIPS[where])), tmp_path, network)
+    assert "bytes in 0 seconds" in message or "503" in message
     assert time.monotonic() - started < 10
     assert size_of(server.add("a", TEXT, behaving.dripping(*DRIPS[where])), network) is None
 
@@ -399,11 +401,11 @@ def test_an_empty_file_is_refused(server: Server, tmp_path: Path, network: Netwo
 
 
 def test_too_large_for_the_disk(server: Server, tmp_path: Path, network: Network) -> None:
-    said = failed(server.add("a", TEXT, behaving.claiming(10**17)), tmp_path, network)
-    assert "do not fit on the disk" in said
+    message = failed(server.add("a", TEXT, behaving.claiming(10**17)), tmp_path, network)
+    assert "do not fit on the disk" in message
 
 
-def test_by_a_proxy(server: Server, tmp_path: Path) -> None:
+def test_through_a_proxy(server: Server, tmp_path: Path) -> None:
     server.add("corpora.invalid/x/a.bin", TEXT, behaving.dropping(70_000))
     network = Network(proxy=server.address, pause=lambda seconds: None)
     assert got("http://corpora.invalid/x/a.bin", tmp_path, network) == TEXT

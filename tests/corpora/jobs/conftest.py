@@ -16,7 +16,7 @@ from ziggurat.data.babel import generate
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do shards in this process, without waiting for the disk."""
+    """Process shards in this process, without waiting for the disk."""
     monkeypatch.setattr(launchers, "worker_pool", here)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 

@@ -1,4 +1,4 @@
-"""Where shards are done: processes, and actors on a stand-in for Ray that start late or die (Ray: test_ray.py)."""
+"""Where shards run: in processes, and in actors on a stand-in for Ray that start late or die (Ray: test_ray.py)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RayActorError(Exception):
 
 
 class ActorDiedError(RayActorError):
-    """The exception if the actor does not restart; its constructor may have failed."""
+    """The exception for an actor that does not restart, for example because its constructor failed."""
 
     def __init__(self, said: str, *, actor_init_failed: bool = False) -> None:
         super().__init__(f"The actor died:\n\t(pid=7, ip=10.0.0.7, actor_id=f7cd)\n{said}")
@@ -68,13 +68,13 @@ class Ref:
 
 
 class Handle:
-    """Handle of an actor, which does calls one by one, in the order in which they were made."""
+    """Handle of an actor, which executes calls one by one, in order."""
 
     def __init__(self, make: Callable[[], Any], folder: Path) -> None:
         self._make, self._folder = make, folder
         self._object: Any = None
         self._unreachable = 0
-        self.gone: ActorDiedError | None = None  # the final cause of its death
+        self.gone: ActorDiedError | None = None  # set once it is dead for good
         self.busy = False
         self.calls: deque[tuple[Ref, str, tuple[Any, ...]]] = deque()
 
@@ -92,7 +92,7 @@ class Handle:
         return ref
 
     def step(self) -> None:
-        """Do the first waiting call, in this process; arguments and results travel as pickles."""
+        """Execute the first waiting call, in this process; arguments and results are pickled."""
         ref, method, arguments = self.calls.popleft()
         self.busy = True
         given = [each.value if isinstance(each, Ref) else pickle.loads(pickle.dumps(each)) for each in arguments]
@@ -125,7 +125,7 @@ class Ray:
     """Stands in for the module `ray`, connected to a cluster.
 
     Attributes:
-        room: Number of actors for which it has room; later ones wait.
+        room: Number of actors that it can hold; later ones wait.
         sizes: The resources of its nodes.
         actors: The actors.
     """
@@ -136,7 +136,7 @@ class Ray:
         self.room: float = math.inf
         self.sizes: list[dict[str, float]] = [{"CPU": 4.0, "memory": 1e9}]
         self.actors: list[Handle] = []
-        self._folder = folder  # in which its workers start
+        self._folder = folder  # its workers start there
         self._connected = False
         self.turn = 0
 
@@ -157,7 +157,7 @@ class Ray:
         return [dead, *({"Alive": True, "Resources": size} for size in self.sizes)]
 
     def remote(self, *, max_restarts: int, max_task_retries: int, **needs: int) -> Callable[[type], Any]:
-        assert (max_restarts, max_task_retries) == (-1, 0)  # other actors behave differently
+        assert (max_restarts, max_task_retries) == (-1, 0)  # other actors have other limits
 
         def made(of: type, *arguments: Any) -> Handle:
             self.actors.append(Handle(partial(of, *arguments), self._folder))
@@ -178,7 +178,7 @@ class Ray:
         return ref.value
 
     def wait(self, refs: Sequence[Ref], *, num_returns: int, timeout: float) -> tuple[list[Ref], list[Ref]]:
-        """Do calls, actor by actor, until one of these has ended, or no more can be done."""
+        """Execute calls, actor by actor, until one of `refs` has ended or nothing more can be done."""
         assert len(set(refs)) == len(refs) >= num_returns == 1
         self.turn += 1
         assert self.turn < 1000, "the run does not end"
@@ -193,7 +193,7 @@ class Ray:
 
 @pytest.fixture
 def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_process: None) -> Iterator[Ray]:
-    """The stand-in, without waits; processes also run in this one. We are in tmp_path, Ray's workers are not."""
+    """The stand-in, without waits; processes also run in this one. The working folder of Ray's workers is not ours."""
     (tmp_path / "ray").mkdir()
     (tmp_path / "here").mkdir()
     stand_in = Ray(tmp_path / "ray")
@@ -213,14 +213,14 @@ LINES = [f"line {number}" for number in range(11)]
 def job(
     folder: Path, task: Any, work: Work, text: Path | None = None, found: Sequence[str] = LINES
 ) -> JobOutcome[Merged]:
-    """Do `task` with LINES, two per shard, as if they came from the file `text`, where `found` exist."""
+    """Run `task` on LINES, two per shard, as if they came from the file `text`, where `found` exist."""
     watch = InputWatch()
     settings = {"inputs": [] if text is None else watch.fingerprint(text)}
     plan = fix_plan(folder, "turn", settings, watch, 2, lambda: len(LINES))
     return run_text_job(plan, task, lambda: map(LineWithInputs, found), lambda results: b"".join(results), work)
 
 
-def test_of_two_jobs_that_begin_in_one_new_folder_the_first_plan_stands(
+def test_if_two_jobs_start_in_one_new_folder_the_first_plan_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While one call counts its lines, another one writes its plan."""
@@ -252,7 +252,7 @@ class Turned:
         return [line.text[::-1] for line in lines], {"turned": len(lines)}
 
 
-def test_actors_that_die_make_what_processes_make(ray: Ray) -> None:
+def test_actors_that_die_give_the_same_result_as_processes(ray: Ray) -> None:
     seen: list[tuple[int, int, int | None]] = []
     launch = partial(ray_actors, "local", 2)
     done = job(Path("ray"), Turned(line2=1, line6=4), Work(launch, progress=lambda *counts: seen.append(counts)))
@@ -270,7 +270,7 @@ def run_on(workers: int | None, do: Callable[[Shard[Any]], Any]) -> list[Any]:
         return list(run(do, (Shard(number, number, []) for number in range(6)), lambda: False))
 
 
-def test_nodes_that_come_late_and_never(ray: Ray) -> None:
+def test_nodes_that_join_late_or_never(ray: Ray) -> None:
     doers: list[Any] = []
     ray.room = 1
 
@@ -285,7 +285,7 @@ def test_nodes_that_come_late_and_never(ray: Ray) -> None:
 
 
 @pytest.mark.usefixtures("ray")
-def test_an_error_of_a_shard_is_raised_as_it_was() -> None:
+def test_an_error_in_a_shard_is_raised_unchanged() -> None:
     def refused(shard: Shard[Any]) -> int:
         if shard.index == 4:
             raise DataError(f"shard {shard.index} cannot be")
@@ -318,7 +318,7 @@ def test_a_signal_stops_actors_and_processes_continue() -> None:
 
     def signalled(before: int, now: int, total: int | None) -> None:
         if now >= 4:
-            Path("job", "turn", ".00000002.txt.0a1b2c3d.tmp").touch()  # of a worker in the middle of a shard
+            Path("job", "turn", ".00000002.txt.0a1b2c3d.tmp").touch()  # a worker in the middle of a shard
             os.kill(os.getpid(), signal.SIGTERM)
 
     stopped = job(Path("job"), Turned(), Work(partial(ray_actors, "local", 2), progress=signalled))
@@ -369,11 +369,11 @@ def test_a_folder_that_an_actor_cannot_see_is_reported(monkeypatch: pytest.Monke
         run_on(2, lambda shard: None)
 
 
-def test_actors_that_died_for_good_are_asked_no_more(ray: Ray) -> None:
+def test_actors_that_died_for_good_get_no_more_calls(ray: Ray) -> None:
     kept = {1, 4}
 
     def killing(shard: Shard[Any]) -> int:
-        """Another program's `ray.kill` ends the worker: one of two at shard 1, the other at shard 4."""
+        """Another program kills the workers with `ray.kill`: one of two at shard 1, the other at shard 4."""
         if shard.index in kept:
             kept.remove(shard.index)
             next(actor for actor in ray.actors if actor.busy).gone = ActorDiedError("It was killed by `ray.kill`.")
@@ -389,7 +389,7 @@ def test_actors_that_died_for_good_are_asked_no_more(ray: Ray) -> None:
     assert sorted(done) == [0, 1, 2, 3]
 
 
-def test_actors_that_do_not_begin_are_reported(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actors_that_do_not_start_are_reported(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launchers, "_SILENT_SECONDS", 0)
     ray.room = 0
     with (
@@ -417,7 +417,7 @@ def test_processes_take_no_more_shards_than_they_have_room_for() -> None:
 
 @pytest.mark.usefixtures("in_process")
 def test_an_input_that_changes_while_it_is_read_is_reported_before_the_merge(tmp_path: Path) -> None:
-    """A call for a part notices it, too: no later one could know."""
+    """A call for a part notices it, too; no later call could."""
     text = tmp_path / "text"
     text.write_text("as it was\n")
     for number, part in enumerate([(0, 1), (0, 2)]):
@@ -437,7 +437,7 @@ def test_an_input_that_ends_early_is_reported(part: tuple[int, int], tmp_path: P
 
 
 @pytest.mark.usefixtures("in_process")
-def test_parts_work_at_once_but_not_next_to_a_merge(tmp_path: Path) -> None:
+def test_parts_run_at_once_but_not_during_a_merge(tmp_path: Path) -> None:
     do = partial(job, tmp_path / "job", Turned())
 
     def beside(before: int, now: int, total: int | None) -> None:
@@ -451,7 +451,7 @@ def test_parts_work_at_once_but_not_next_to_a_merge(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_process")
-def test_a_plan_that_another_part_writes_meanwhile_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_another_part_writes_meanwhile_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "job").mkdir()
     listed = Path.iterdir
 

@@ -32,7 +32,7 @@ class Killed(BaseException):
 
 
 def bulk(folder: Path, *options: object) -> tuple[object, ...]:
-    """Options that run a command as a job in this folder, with shards of seven lines."""
+    """Options that run a command in bulk in this folder, with shards of seven lines."""
     return ("bulk", "--job", folder, "--shard-lines", 7, *options)
 
 
@@ -55,13 +55,13 @@ NAMES = ("translate", "translate-json", "translate-prefix", "translate-sample", 
 
 
 def quick(*names: str, but: str = "") -> list[Any]:
-    """Return all calls except `but`; those that are not named belong to the slow suite."""
+    """Return the calls, all but the named ones marked as slow."""
     return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != but]
 
 
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("name", quick("translate"))
-def test_parts_and_kills_make_what_one_call_makes(
+def test_parts_and_kills_give_the_result_of_one_call(
     name: str,
     ziggurat: Ziggurat,
     trained: Path,
@@ -108,10 +108,10 @@ def test_parts_and_kills_make_what_one_call_makes(
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("name", quick("translate", "align", but="score"))
-def test_a_job_gives_what_the_verb_gives(
+def test_a_job_gives_the_verbs_output(
     name: str, ziggurat: Ziggurat, trained: Path, pairs: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """This holds if shards equal the windows in which the verb translates (those of `evaluate` are longer)."""
+    """This holds if shards are the windows in which the verb translates (those of `evaluate` are longer)."""
     command = commands(trained, pairs)[name]
     window = ("--window", 7) if command[0] == "translate" else ()
     plain = ziggurat(*command, "-o", tmp_path / "plain", *window)
@@ -142,19 +142,19 @@ def test_settings_and_inputs_of_a_job_stay(
     command = ("translate", trained, *SHORT, "-i", pairs[0], *out)
     assert ziggurat(*bulk(tmp_path / "job", "--shard", "1/2"), *command).status == 0
     before = tree(tmp_path / "job")
-    for other, said in (
+    for other, message in (
         ((*command, "beam_size=3"), "decoding.beam_size (4 -> 3)"),
         ((*command, "--quality"), 'form ("text" -> "quality")'),
         (("translate", trained, *SHORT, "-i", pairs[1], *out), "inputs.0.files: other content"),
         (("score", trained, "--source", pairs[0], "--target", pairs[1], *out), 'verb ("translate" -> "score")'),
     ):
         told = ziggurat(*bulk(tmp_path / "job"), *other)
-        assert (told.status, said in " ".join(told.err.split())) == (2, True), told.err
+        assert (told.status, message in " ".join(told.err.split())) == (2, True), told.err
     assert tree(tmp_path / "job") == before
 
 
 @pytest.mark.parametrize(
-    ("bulk_options", "more", "said"),
+    ("bulk_options", "more", "message"),
     [
         (("--shard", "1/2"), (), "`--job FOLDER` is missing before `translate`"),
         (("--ray", "auto"), (), "`--job FOLDER` is missing before `translate`"),
@@ -177,7 +177,7 @@ def test_settings_and_inputs_of_a_job_stay(
 def test_mistakes_are_reported_before_anything_is_done(
     bulk_options: tuple[str, ...],
     more: tuple[str, ...],
-    said: str,
+    message: str,
     ziggurat: Ziggurat,
     trained: Path,
     tmp_path: Path,
@@ -191,13 +191,13 @@ def test_mistakes_are_reported_before_anything_is_done(
     before = tree(tmp_path)
     text = () if {"-i", "--document"} & set(more) else ("-i", "text")
     told = ziggurat("bulk", *bulk_options, "translate", trained, *text, "-o", "out", *more)
-    assert (told.status, said in " ".join(told.err.split())) == (2, True), told.err
+    assert (told.status, message in " ".join(told.err.split())) == (2, True), told.err
     assert tree(tmp_path) == before
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
-def test_what_changes_while_a_job_runs_is_reported(
+def test_changes_while_a_job_runs_are_reported(
     ziggurat: Ziggurat, trained: Path, pairs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text that grows."""
@@ -218,7 +218,7 @@ def test_what_changes_while_a_job_runs_is_reported(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_a_job_knows_of_its_models(trained: Path, tmp_path: Path) -> None:
+def test_a_job_notices_changed_models(trained: Path, tmp_path: Path) -> None:
     """A run whose best checkpoint has changed when a worker opens it is refused, as is one with other vocabularies."""
     known = ModelChoice((str(trained),)).identified()
     assert known.choice.device == usable_device("auto", "--device").type
@@ -235,7 +235,7 @@ def test_what_a_job_knows_of_its_models(trained: Path, tmp_path: Path) -> None:
 
 
 def test_a_job_knows_its_shortlist_by_content(trained: Path, tmp_path: Path) -> None:
-    """One that was rewritten under the same name counts as different; work that only scores does not read it."""
+    """A file that was rewritten under the same name counts as different; jobs that only score do not read it."""
     plain, listed = (ModelChoice((str(trained),), decoding=d) for d in ({}, {"shortlist": str(tmp_path / "list")}))
     translator = opened(plain)
     sides = translator.source_tokenizer, translator.target_tokenizer
@@ -266,7 +266,7 @@ def test_lines_are_numbered_through_all_shards(trained: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (("--job", "job", "perturb", "run"), "`bulk` works with the verbs align, backtranslate, evaluate"),
         (("--job", "job", "backtranslate", "run"), "`backtranslate` keeps its parts in its `--output`"),
@@ -275,12 +275,12 @@ def test_lines_are_numbered_through_all_shards(trained: Path) -> None:
         (("--job", "job", "score", "run", "--beam", "8"), "No such option: --beam"),
     ],
 )
-def test_what_bulk_work_does_not_go_with(
-    call: tuple[str, ...], said: str, ziggurat: Ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_options_that_exclude_bulk_work(
+    call: tuple[str, ...], message: str, ziggurat: Ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     told = ziggurat("bulk", *call)
-    assert (told.status, told.out, said in " ".join(told.err.split())) == (2, "", True), told.err
+    assert (told.status, told.out, message in " ".join(told.err.split())) == (2, "", True), told.err
     assert not Path("job").exists()
 
 

@@ -119,7 +119,7 @@ def do(config: DataConfig, tmp_path: Path, shown: Progress = lambda *_: None, **
     return prepare_job(config, tmp_path / "job", Work(**work), progress=shown, shard_pairs=SHARD).report
 
 
-def test_one_call_makes_the_store_of_one_process(
+def test_one_call_gives_the_store_of_one_process(
     config: DataConfig, store_of_one_process: dict[str, object], tmp_path: Path
 ) -> None:
     seen: list[tuple[int, int, int | None]] = []
@@ -142,7 +142,7 @@ def test_one_call_makes_the_store_of_one_process(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [2, 7])
-def test_parts_in_any_order_make_the_same_store(
+def test_parts_in_any_order_give_the_same_store(
     parts: int, config: DataConfig, store_of_one_process: dict[str, object], tmp_path: Path
 ) -> None:
     """Five files: two parts take whole files, seven share their shards."""
@@ -164,7 +164,7 @@ def test_parts_in_any_order_make_the_same_store(
 
 
 def test_a_part_reads_only_its_files(config: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So it knows how many pairs it has, unless parts share files."""
+    """So a part knows how many pairs it has, unless parts share files."""
     do(config, tmp_path, part=(0, 5))
     read: list[list[tuple[Path, ...]]] = []
     seen: list[tuple[int, int, int | None]] = []
@@ -197,7 +197,7 @@ def test_a_part_reads_only_its_files(config: DataConfig, tmp_path: Path, monkeyp
 
 
 @pytest.mark.slow
-def test_killed_at_any_shard_it_continues_to_the_same_store(
+def test_a_kill_at_any_shard_gives_the_same_store(
     config: DataConfig, store_of_one_process: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = StageFiles.write
@@ -237,10 +237,10 @@ main(sys.argv[1:])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", [(), ("1/2", "2/2")])
-def test_the_program_killed_at_random_moments_makes_the_same_store(
+def test_kills_at_random_moments_give_the_same_store(
     shards: tuple[str, ...], config: DataConfig, store_of_one_process: dict[str, object], tmp_path: Path
 ) -> None:
-    """Kills come while it learns, encodes or merges; in processes of one call, or of two parts at once."""
+    """It is killed while it learns, encodes or merges, as one call or as two parts at once."""
     file = tmp_path / "data.yaml"
     file.write_text(dump(Experiment(data=config)))
     bulk = [sys.executable, "-c", PROGRAM, "bulk", "--job", str(tmp_path / "job"), "--workers", "2"]
@@ -276,7 +276,7 @@ def test_a_store_in_the_way_is_reported_before_anything_is_done(config: DataConf
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "nowhere", "auto"])
-def test_a_cluster_that_is_not_there_is_reported_before_anything_is_learnt(
+def test_a_missing_cluster_is_reported_before_anything_is_learnt(
     address: str, config: DataConfig, ziggurat: Ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
@@ -293,7 +293,7 @@ def test_a_cluster_that_is_not_there_is_reported_before_anything_is_learnt(
 
 
 def test_a_file_that_changes_while_it_is_encoded_is_reported(config: DataConfig, tmp_path: Path) -> None:
-    """A call for a part notices it, too: no later one could know."""
+    """A call for a part notices it, too; no later call could."""
 
     def changed(before: int, now: int, total: int | None) -> None:
         with (tmp_path / "dev.qhi").open("r+b") as file:

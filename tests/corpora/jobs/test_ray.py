@@ -94,7 +94,7 @@ def on(cluster: Any, workers: int | None = 2, **work: Any) -> Work:
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_prepare_on_two_nodes_makes_the_store_of_one_process(nodes: Any, data: DataConfig, tmp_path: Path) -> None:
+def test_prepare_on_two_nodes_gives_the_store_of_one_process(nodes: Any, data: DataConfig, tmp_path: Path) -> None:
     prepare(data)
     whole = tree(tmp_path / "store")
     (tmp_path / "store").rename(tmp_path / "whole")
@@ -105,7 +105,7 @@ def test_prepare_on_two_nodes_makes_the_store_of_one_process(nodes: Any, data: D
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_a_node_that_goes_mid_run_and_one_that_comes(nodes: Any, data: DataConfig, tmp_path: Path) -> None:
+def test_a_node_that_leaves_mid_run_and_one_that_joins(nodes: Any, data: DataConfig, tmp_path: Path) -> None:
     prepare(data)
     whole = tree(tmp_path / "store")
     (tmp_path / "store").rename(tmp_path / "whole")
@@ -124,7 +124,7 @@ def test_a_node_that_goes_mid_run_and_one_that_comes(nodes: Any, data: DataConfi
     assert tree(tmp_path / "store") == whole
 
 
-def test_workers_killed_at_random_make_the_same_corpus(nodes: Any, reverse: Path, mono: Path, tmp_path: Path) -> None:
+def test_workers_killed_at_random_give_the_same_corpus(nodes: Any, reverse: Path, mono: Path, tmp_path: Path) -> None:
     job = partial(
         BackTranslationJob,
         (str(reverse),),
@@ -151,7 +151,7 @@ def test_workers_killed_at_random_make_the_same_corpus(nodes: Any, reverse: Path
 
 
 def actors() -> list[int]:
-    """Return the processes of actors on our nodes, by the title that Ray gives them."""
+    """Return the processes of actors on our nodes, found by the title that Ray gives them."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -193,17 +193,17 @@ def deadly(shard: Shard[Any]) -> Manifest:
 
 
 @pytest.mark.parametrize(
-    ("do", "said"), [(refused, "^shard 0 cannot be$"), (deadly, "shard 0 ended its worker 5 times")]
+    ("do", "message"), [(refused, "^shard 0 cannot be$"), (deadly, "shard 0 ended its worker 5 times")]
 )
-def test_errors_of_workers_are_errors_of_the_package(
-    do: Callable[[Shard[Any]], Manifest], said: str, nodes: Any
+def test_errors_in_workers_are_errors_of_the_package(
+    do: Callable[[Shard[Any]], Manifest], message: str, nodes: Any
 ) -> None:
-    with ray_actors(nodes.address, 1) as run, pytest.raises(DataError, match=said):
+    with ray_actors(nodes.address, 1) as run, pytest.raises(DataError, match=message):
         list(run(do, iter([Shard(0, 0, [])]), lambda: False))
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "nowhere", "ray://127.0.0.1:9", "auto"])
-def test_a_cluster_that_is_not_there_is_reported(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_cluster_is_reported(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     ray.shutdown()
     with pytest.raises(ConfigError, match="no cluster there"), ray_actors(address, 1):
@@ -232,7 +232,7 @@ def killed_for_good(shard: Shard[Any]) -> Manifest:
     raise DataError("it lives")
 
 
-def test_an_actor_that_does_not_start_again_is_asked_no_more(nodes: Any) -> None:
+def test_an_actor_that_does_not_restart_gets_no_more_calls(nodes: Any) -> None:
     with ray_actors(nodes.address, 1) as run, pytest.raises(DataError, match=r"the last worker .* will not restart"):
         list(run(killed_for_good, iter([Shard(0, 0, [])]), lambda: False))
 
@@ -241,7 +241,7 @@ def done(shard: Shard[Any]) -> Manifest:
     return Manifest("", shard.index, "", "", 0, 0, 0)
 
 
-def test_workers_that_do_not_begin_are_reported(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_do_not_start_are_reported(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other actors occupy both CPUs."""
     monkeypatch.setattr(launchers, "_SILENT_SECONDS", 1)
     with ray_actors(nodes.address, 2) as others:

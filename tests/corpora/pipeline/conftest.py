@@ -86,16 +86,16 @@ def parsed(content: dict[str, Any], *overrides: str) -> PipelineConfig:
     return parse_as(PipelineConfig, yaml.safe_dump(content), "my.yaml", overrides)
 
 
-class Made(Step):
+class SmallStep(Step):
     """A step with the given attributes and methods."""
 
     def work(self, folder: Path) -> int | None:
         """Do nothing."""
 
 
-def made(name: str, work: Callable[[Path], int | None] = lambda folder: None, **given: Any) -> Step:
+def small_step(name: str, work: Callable[[Path], int | None] = lambda folder: None, **given: Any) -> Step:
     """Make a step that does `work`; everything not given is as in `Step`."""
-    return changed(Made(), **{"name": name, "title": "", "settings": {}, "work": work, **given})
+    return changed(SmallStep(), **{"name": name, "title": "", "settings": {}, "work": work, **given})
 
 
 def changed(step: Step, **changes: Any) -> Step:
@@ -115,7 +115,7 @@ def write_data(folder: Path) -> None:
 
 @contextlib.contextmanager
 def here(workers: int, way_out: str) -> Iterator[Callable[..., Future[Any]]]:
-    """Stand in for the process pool: do the work at once, in this process."""
+    """A stand-in for the process pool that does the work at once, in this process."""
 
     def submit(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -139,7 +139,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def said() -> list[str]:
-    """Messages of a pipeline."""
+    """The messages of a pipeline."""
     return []
 
 

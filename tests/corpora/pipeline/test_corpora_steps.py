@@ -62,16 +62,14 @@ def test_sentences_of_test_sets_leave_the_training_text_and_are_counted(
     counts = json.loads((place / "w/monolingual/report.json").read_bytes())
     assert counts["source"]["held_out"] == counts["target"]["held_out"] == 1
     assert planted["qhi"] not in lines(place / "w/monolingual/target.txt")
-    # With `keep` they stay, and a warning reports that.
+    # With `keep` they stay, and a warning reports them.
     pipeline_of(context(text(), "cleaning.held_out=keep")).run(UNTIL_TEXT)
     assert (planted["qlo"], planted["qhi"]) in pairs(place, "train/train")
     assert any(line.startswith("warning: CONTAMINATION: 2 of 16 sentences of test set babel, sou") for line in said)
 
 
-def test_contamination_that_pairs_leave_is_reported_with_a_way_out(
-    place: Path, context: MakeContext, said: list[str]
-) -> None:
-    """The same goes for a model's data, with the names and the way out that its user knows."""
+def test_remaining_contamination_is_reported_with_a_way_out(place: Path, context: MakeContext, said: list[str]) -> None:
+    """The same holds for a model's data: the message has the names and the way out that its user knows."""
     # A sentence of the development set with another translation.
     for code, other in (("qlo", "dev"), ("qhi", "train")):
         planted = lines(place / f"data/{other}.{code}")[0]
@@ -91,11 +89,11 @@ def test_contamination_that_pairs_leave_is_reported_with_a_way_out(
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_processes_clean_as_one_does(
+def test_several_processes_clean_like_one(
     place: Path, context: MakeContext, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ziggurat.data.cleaning.pair_score.LEAST_PAIRS", 20)
-    monkeypatch.setattr("ziggurat.data.readers.BLOCK_PAIRS", 25)  # the last line again falls into another block
+    monkeypatch.setattr("ziggurat.data.readers.BLOCK_PAIRS", 25)  # the last line falls into another block
     for code in ("qlo", "qhi"):
         path = place / f"data/train.{code}"
         path.write_text("".join(f"{line}\n" for line in [*lines(path), lines(path)[3], ""]), "utf-8")
@@ -118,9 +116,7 @@ def test_processes_clean_as_one_does(
     assert dropped[1]["too_long"]
 
 
-def test_pairs_held_out_share_no_side_with_what_is_trained_on(
-    place: Path, context: MakeContext, said: list[str]
-) -> None:
+def test_held_out_pairs_share_no_side_with_training_pairs(place: Path, context: MakeContext, said: list[str]) -> None:
     low, high = ((place / f"data/train.{code}").read_text("utf-8") for code in ("qlo", "qhi"))
     (place / "data/train.qlo").write_text(low + low + low.replace(".", " !"), "utf-8")
     (place / "data/train.qhi").write_text(high + high.replace(".", " !") + high, "utf-8")
@@ -151,7 +147,7 @@ def test_pairs_held_out_share_no_side_with_what_is_trained_on(
         pipeline_of(context(config, "bitext.hold_out.dev=351")).statuses()
 
 
-def test_held_out_pairs_do_not_appear_in_other_case_or_direction_either(
+def test_held_out_pairs_do_not_return_in_another_case_or_direction(
     place: Path, context: MakeContext, said: list[str]
 ) -> None:
     # Each pair once unchanged, once in lower case without its end mark, once with its sides swapped.
@@ -176,7 +172,7 @@ def test_held_out_pairs_do_not_appear_in_other_case_or_direction_either(
     assert lines(place / "w/monolingual/target.txt") == ["kao", "..."]
 
 
-def test_what_cleaning_drops_is_reported_by_its_keys(place: Path, context: MakeContext, said: list[str]) -> None:
+def test_dropped_pairs_are_reported_by_the_filters_keys(place: Path, context: MakeContext, said: list[str]) -> None:
     with (place / "data/train.qlo").open("a") as source, (place / "data/train.qhi").open("a") as target:
         source.write("one\n" * 2 + "same\n" + "a\n")
         target.write("two\n" * 2 + "same\n" + "b " * 40 + "\n")
@@ -217,17 +213,17 @@ def test_a_corpus_of_which_cleaning_leaves_nothing_is_left_out(
     assert f"warning: {notice}" in said
     assert "warning: noise: cleaning left none of its pairs; it is left out" in said
     assert pipeline_of(context(config, stopped)).run(until).done == ()
-    # Stages get everything that they name.
+    # Stages get all corpora that they name.
     stage = "{mix: {train: 1, noise: 1}, until: {corpus: train}}"
     with pytest.raises(DataError, match=r"^`student.stages.0.mix`: cleaning left no pair of noise .*; take it out of"):
         pipeline_of(context(config, stopped, f"student.stages=[{stage}]", "student.unicode=nfc")).run(until)
     with pytest.raises(ConfigError, match=r"`student.stages.0.mix`: no corpus bitext; the student learns from noise, "):
         pipeline_of(context(config, stopped, f"student.stages=[{stage.replace('noise', 'bitext')}]"))
-    # Steps that depend on it are redone once it has pairs.
+    # Steps that depend on the corpus are redone once it has pairs.
     done = pipeline_of(context(config, stopped, "cleaning.identical=false")).run(until).done
     assert done == ("clean", "student-data", "student")
     assert corpora() == ["noise", "train"]
-    # Cleaned by an earlier version, which continued with nothing.
+    # Cleaned by an earlier version, which continued without any pairs.
     for file in (place / "w/clean/train").iterdir():
         file.write_bytes(b"")
     (step,) = (step for step in pipeline_of(context(config)).steps if step.name == "student-data")
@@ -235,7 +231,7 @@ def test_a_corpus_of_which_cleaning_leaves_nothing_is_left_out(
         step.work(place / "w/student-data")
 
 
-def test_a_store_is_the_same_for_training_wherever_it_was_made(place: Path, context: MakeContext) -> None:
+def test_training_does_not_care_where_a_store_was_made(place: Path, context: MakeContext) -> None:
     def made(folder: str) -> str:
         pipeline_of(context(text(monolingual=None, folder=folder))).run(Selection(last="student-data"))
         found = read_manifest(place / folder / "student-data")
@@ -273,7 +269,7 @@ def test_a_store_is_the_same_for_training_wherever_it_was_made(place: Path, cont
     assert len(found) == 1 + len(changes)
 
 
-def test_what_is_held_out_leaves_something_to_train_on(place: Path, context: MakeContext) -> None:
+def test_holding_pairs_out_leaves_something_to_train_on(place: Path, context: MakeContext) -> None:
     texts = [lines(place / f"data/train.{code}") for code in ("qlo", "qhi")]
     for code, side in zip(("qlo", "qhi"), texts, strict=True):
         (place / f"data/train.{code}").write_text("".join(f"{line}\n" for line in [*side, side[0]]), "utf-8")
@@ -285,7 +281,7 @@ def test_what_is_held_out_leaves_something_to_train_on(place: Path, context: Mak
         pipeline_of(context(text(bitext=bitext, cleaning={"duplicates": True}))).run(UNTIL_TEXT)
 
 
-def test_text_of_one_language_is_readable_and_comes_once(place: Path, context: MakeContext) -> None:
+def test_monolingual_text_is_readable_and_has_no_duplicates(place: Path, context: MakeContext) -> None:
     once = list(dict.fromkeys(lines(place / "data/text.qlo")))
     # The sixth line is not taken from the first file, so the second one may have it.
     (place / "data/more.qlo").write_bytes(b"\xff broken\n\n" + f"{once[0]}\n{once[5]}\nnew line\n".encode())

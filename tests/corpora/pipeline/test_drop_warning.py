@@ -1,4 +1,4 @@
-"""The warning that many lines gave no pair: compared with the bitext's own pairs before the model is blamed."""
+"""The warning that many lines gave no pair compares them with the bitext's own pairs before it blames the model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bitext(folder: Path, *pairs: tuple[int, int]) -> tuple[Path, Path]:
-    """The files of pairs with that many words."""
+    """The files of pairs with these numbers of words."""
     files = folder / "a.de", folder / "a.en"
     for side, file in enumerate(files):
         file.write_text("".join("w " * pair[side] + "\n" for pair in pairs))
@@ -48,7 +48,7 @@ def test_the_bitext_is_measured_by_the_same_rule(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "lost", "pairs", "said"),
+    ("kept", "lost", "pairs", "message"),
     [
         (90, {"ratio": 10}, [(2, 9)], None),
         (80, {"ratio": 18, "copy": 2}, [(2, 9)] + 9 * [(2, 3)],
@@ -58,15 +58,15 @@ def test_the_bitext_is_measured_by_the_same_rule(tmp_path: Path) -> None:
         (80, {"unfinished": 20}, [(2, 9)], "20.0 % of 100 lines gave no pair (20 unfinished): the model may be weak"),
     ],
 )  # fmt: skip
-def test_what_is_said(
-    kept: int, lost: dict[str, int], pairs: list[tuple[int, int]], said: str | None, tmp_path: Path
+def test_the_warning(
+    kept: int, lost: dict[str, int], pairs: list[tuple[int, int]], message: str | None, tmp_path: Path
 ) -> None:
     report = Report(100, kept, lost, {})
     notice = drop_warning(report, PairFilter(), "distillation", [bitext(tmp_path, *pairs)], tmp_path)
-    assert notice is None if said is None else notice is not None and notice.endswith(said)
+    assert notice is None if message is None else notice is not None and notice.endswith(message)
 
 
-def test_the_report_repeats_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_repeats_the_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome: JobOutcome[Any] = JobOutcome(1, Report(100, 50, {"unfinished": 50}, {}))
     monkeypatch.setattr("ziggurat.corpora.pipeline.synthesis.back_translate", lambda job, work: outcome)
     monkeypatch.setattr(synthesis, "locate_weights", lambda folder: (folder, tmp_path))

@@ -29,7 +29,7 @@ class _Echo:
         return [SimpleNamespace(text=text) for text in texts]
 
 
-def test_int8_of_our_own_runs_on_the_cpu_whatever_the_device(
+def test_our_int8_runs_on_the_cpu_whatever_the_device(
     place: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = {}
@@ -51,7 +51,7 @@ def test_int8_of_our_own_runs_on_the_cpu_whatever_the_device(
     }
 
 
-def test_the_page_on_robustness_is_made_again_without_translating(
+def test_the_robustness_page_is_rebuilt_without_translating(
     place: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = []
@@ -69,7 +69,7 @@ def test_the_page_on_robustness_is_made_again_without_translating(
     step.work(place / "w")
     (page,) = (place / "w" / name for name in step.pages)
 
-    def content() -> str:  # except for the minute in which it was written
+    def content() -> str:  # except for the time at which it was written
         return re.sub(r"Written [-0-9: ]+ by", "", page.read_text("utf-8"))
 
     scores = json.loads((place / "w" / "scores.json").read_text())["tests"]["babel"]["student"]
@@ -117,10 +117,10 @@ def test_perturbations_that_change_no_line_cost_no_scores(
     assert _notices(on, {"evaluate"}) == [notice]
 
 
-def test_a_measurement_of_speed_that_is_gone_is_made_again_without_translating_the_tests(
+def test_a_missing_speed_measurement_is_repeated_without_translating_the_tests(
     place: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even after an interrupted call or a removed file, the table in the report has no gap."""
+    """The report's table has no gap, even after an interrupted call or a removed file."""
     texts = []
 
     class Timed(_Echo):
@@ -157,7 +157,7 @@ def test_a_measurement_of_speed_that_is_gone_is_made_again_without_translating_t
         ([(0.5, True), (0.1, False), *[(0.4, True)] * 9], 0.0, 6),
     ],
 )
-def test_speed_is_measured_again_while_others_are_in_the_way(
+def test_speed_is_measured_again_while_other_programs_interfere(
     place: Path,
     context: MakeContext,
     monkeypatch: pytest.MonkeyPatch,

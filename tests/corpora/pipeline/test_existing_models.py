@@ -1,4 +1,4 @@
-"""Existing models: what a pipeline and `evaluate` know about a run's checkpoint."""
+"""Existing models: what a pipeline and `evaluate` find out about a run's checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OTHERS = ("backward", "backtranslation", "distillation", "filter", "alignment", 
 def test_a_checkpoint_of_a_growing_run_is_as_deep_as_its_weights(
     tmp_path: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its folder has no configuration, and the run's configuration has the final depth."""
+    """The checkpoint's folder has no configuration, and the run's configuration has the final depth."""
     run = tmp_path / "run"
     folder = run / "checkpoints" / "step-00000001"
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A pipeline's file: errors with file, line and key; omitted parts; the steps of a configuration."""
+"""A pipeline's file: errors name file, line and key; sections may be omitted; and which steps a configuration has."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ EXPERIMENT = Path(__file__).parents[3] / "experiments" / "pipeline" / "pipeline.
 
 
 @pytest.mark.parametrize("name", [*EMBEDDED, "experiment"])
-def test_steps_that_translate_can_do_so(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_translating_steps_pass_their_checks(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = EXPERIMENT.read_text("utf-8") if name == "experiment" else embedded_text(name)
     config = parse_as(PipelineConfig, text, name)
     steps = steps_of(PipelineContext(config))
@@ -85,7 +85,7 @@ def test_errors_name_file_line_and_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("studnet={}", "unknown key `studnet`; did you mean `student`?"),
         ("student.model.width=2", "unknown key `student.model.width`; did you mean `student.model.d_model`?"),
@@ -139,9 +139,9 @@ def test_errors_name_file_line_and_key() -> None:
         ("folder=$HOME/w", "`folder`: `$HOME` is not expanded here as in a shell"),
     ],
 )  # fmt: skip
-def test_what_is_refused(override: str, said: str) -> None:
+def test_what_is_refused(override: str, message: str) -> None:
     changes = re.split(r" (?=\w+\.\w+)", override)
-    assert said in refused(whole(), *changes)
+    assert message in refused(whole(), *changes)
 
 
 def test_rules_of_the_whole_file_are_reported_at_the_key_that_they_name() -> None:
@@ -156,19 +156,19 @@ def test_rules_of_the_whole_file_are_reported_at_the_key_that_they_name() -> Non
         assert refused(content).startswith(f"{place(f'{user}:', content)}: `{section}` is missing: `{user}`")
     content = whole(alignment=None)
     assert refused(content).startswith(f"{place('alignment: {}', content)}: `student.training.loss.alignment` needs")
-    said = f"{place('backtranslation:', whole())}, with your overrides: `backward` is missing"
-    assert refused(whole(), "backward=null").startswith(said)
+    message = f"{place('backtranslation:', whole())}, with your overrides: `backward` is missing"
+    assert refused(whole(), "backward=null").startswith(message)
     assert refused(whole(format=2)).startswith("my.yaml: pipeline format 2 is unknown")
 
 
-def test_all_that_is_missing_is_said_at_once() -> None:
+def test_everything_missing_is_reported_at_once() -> None:
     content = whole(test=None)
     del content["bitext"]["dev"]
-    said = refused(content)
-    assert "`bitext.hold_out: {dev: 1000}`; `test` is missing: `evaluation` needs a test set" in said
+    message = refused(content)
+    assert "`bitext.hold_out: {dev: 1000}`; `test` is missing: `evaluation` needs a test set" in message
 
 
-def test_a_text_is_in_one_place_only(place: Path, context: MakeContext) -> None:
+def test_a_text_occurs_only_once(place: Path, context: MakeContext) -> None:
     def bitext(**dev: str) -> dict[str, Any]:
         return {"train": [{"path": "data/all.tsv"}], "dev": [{"source": "d.qlo", "target": "d.qhi"} | dev]}
 
@@ -184,7 +184,7 @@ def test_a_text_is_in_one_place_only(place: Path, context: MakeContext) -> None:
     }
     public = {"train": [{"fetch": "x/de-en"}], "dev": [{"fetch": "x/de-en"}]}
     twice = {**bitext(), "train": [{"path": "a.tsv"}, {"path": "./a.tsv", "name": "b", "weight": 2}]}
-    for sections, said in (
+    for sections, message in (
         (
             {"bitext": bitext(source=f"{place}/data/../data/test.qlo")},
             f"`test.0.source`: the same text as `bitext.dev.0.source`, data/test.qlo: {tested}",
@@ -210,7 +210,7 @@ def test_a_text_is_in_one_place_only(place: Path, context: MakeContext) -> None:
     ):
         with pytest.raises(ConfigError) as error:
             steps_of(context(whole(**sections)))
-        assert said in str(error.value)
+        assert message in str(error.value)
     # A second reference, another tag, other columns of a table, a name that looks like a pattern.
     steps_of(context(whole(test=[test, {**test, "name": "b", "target": "u.qhi"}])))
     plain = {"source": "a[1]", "target": "a[2]"}
@@ -225,7 +225,7 @@ def test_names_of_test_sets_differ() -> None:
     assert "`held-out` is the one from `bitext.hold_out`" in refused(held, "bitext.hold_out={test: 5}")
 
 
-def test_a_recipe_is_the_ground_of_a_section() -> None:
+def test_a_recipe_is_the_basis_of_a_section() -> None:
     config = parsed(whole(student={"recipe": "demo", "model": {"encoder": {"layers": 9}}}, alignment=None))
     recipe = load_named("demo")
     assert config.student is not None
@@ -294,7 +294,7 @@ def test_a_tag_of_the_dev_set_is_for_the_models_that_learn_it() -> None:
     keys = [
         next(s for s in steps_of(context) if s.name == "teacher-data").settings.keys() for context in (plain, tagged)
     ]
-    assert keys[1] - keys[0] == {"dev_tags"}  # the data are prepared again
+    assert keys[1] - keys[0] == {"dev_tags"}  # the data is prepared again
 
 
 def test_sentences_without_a_tag_are_for_models_that_learn_some() -> None:
@@ -348,7 +348,7 @@ def test_sentences_without_a_tag_are_for_models_of_one_language(place: Path, con
         steps_of(context(whole(**least, bitext=tagged_bitext(None, "<2de>", "<2fr>"))))
 
 
-def test_corpora_of_one_name_get_files_of_their_own() -> None:
+def test_corpora_of_one_name_get_separate_files() -> None:
     corpora = [{"source": f"{place}/train.qlo.gz", "target": f"{place}/train.qhi.gz"} for place in "abcd"]
     train = [*corpora[:2], {**corpora[2], "name": "my own/text"}]
     config = parsed(whole(bitext={"train": train, "dev": corpora[3:]}))
@@ -386,7 +386,7 @@ def test_fine_tuning_for_int8_continues_with_the_last_mix_of_the_student() -> No
     assert {name: one for name, one in stage["modifiers"].items() if one} == noise["modifiers"]
 
 
-def test_what_is_shipped_is_named_with_the_command_that_translates_with_it() -> None:
+def test_the_shipped_model_is_named_with_its_translate_command() -> None:
     def said(**sections: Any) -> list[str]:
         return shipped(PipelineContext(parsed(whole(**sections))))
 
@@ -402,23 +402,23 @@ def test_what_is_shipped_is_named_with_the_command_that_translates_with_it() -> 
     assert said(export=others, shortlist=None) == [
         "the student for argos: w/export-argos/argos",
         "the student for onnx: w/export-onnx/onnx",
-        f"{command} w/quantise/run < text.qlo",  # neither is read here
+        f"{command} w/quantise/run < text.qlo",  # neither file is read here
     ]
 
 
 def test_missing_files_are_named_with_their_keys(place: Path, context: MakeContext) -> None:
-    for change, said in (
+    for change, message in (
         ("bitext.train.0.source=data/none", r"bitext.train.0.source: no such file: data/none"),
         ("monolingual.target.0.path=data/none*", r"monolingual.target.0.path: no file matches 'data/none\*'"),
         ("test.0.target=data/none", r"test.0.target: no such file: data/none"),
         ("teacher={existing: runs/none}", r"runs/none: no such run or model directory"),
     ):
-        with pytest.raises(ZigguratError, match=said):
+        with pytest.raises(ZigguratError, match=message):
             pipeline_of(context(whole(), change)).run()
     assert not list((place / "w").glob("*/begun.json"))
 
 
-def test_what_cannot_end_well_is_said_before_anything_is_done(place: Path, context: MakeContext) -> None:
+def test_certain_failures_are_reported_before_anything_is_done(place: Path, context: MakeContext) -> None:
     unreachable = trained()
     unreachable["model"] = {**unreachable["model"], "encoder": {"layers": 1, "history": "dlcl"}}
     with pytest.raises(ExportError, match=r"export.ctranslate2: the student cannot be written for it: .*dlcl"):
@@ -444,7 +444,7 @@ def test_what_cannot_end_well_is_said_before_anything_is_done(place: Path, conte
 
 
 def test_a_step_leaves_the_process_unchanged() -> None:
-    """A step that resumes after a kill runs in a new process: the others must use as many threads."""
+    """A step that resumes after a kill runs in a new process; all others must use the same number of threads."""
     before = torch.get_num_threads()
     with contextlib.suppress(KeyboardInterrupt), in_fresh_state():
         torch.set_num_threads(before + 1)

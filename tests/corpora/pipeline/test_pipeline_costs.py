@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import tiny_experiment
-from tests.corpora.pipeline.conftest import MakeContext, changed, made, parsed, whole
+from tests.corpora.pipeline.conftest import MakeContext, changed, parsed, small_step, whole
 from tests.small import checkpoint_meta
 from ziggurat.config import dump
 from ziggurat.config.data import FilterConfig
@@ -27,7 +27,7 @@ from ziggurat.model.run_folder import write_meta
 GROWTH = {"stages": [{"layers": 1, "updates": 1000}, {"layers": 2, "updates": 6000}]}
 
 
-def test_cleaning_takes_what_its_filters_take() -> None:
+def test_cleaning_costs_what_its_filters_cost() -> None:
     pairs = LineCount(1_000_000)
 
     def seconds(workers: int, **filters: Any) -> float:
@@ -38,7 +38,7 @@ def test_cleaning_takes_what_its_filters_take() -> None:
     assert seconds(2) == pytest.approx(seconds(1) / 2)
     languages, scored = seconds(1, languages={}) - seconds(1), seconds(1, pair_score={}) - seconds(1)
     assert min(languages, scored) > seconds(1)
-    # A score is learned from at most that many pairs, by one process.
+    # One process learns a score, from at most that many pairs.
     assert seconds(4, pair_score={}) > seconds(1, pair_score={}) / 4
     assert seconds(1, pair_score={"pairs": 2_000_000}) == pytest.approx(seconds(1, pair_score={"pairs": 1_000_000}))
     assert cleaning(None, FilterConfig(), 1).seconds is None
@@ -94,7 +94,7 @@ def test_training_takes_no_more_updates_than_it_has(
     assert begun is not None
     assert begun.share == pytest.approx(max(updates, 120 / (60 * limit) if limit else 0))
     assert begun.said == f"400 of {changes['stop']['updates']:,} updates"
-    assert begun.seconds == 120.0  # from the checkpoint that has the updates, not from a later change in the folder
+    assert begun.seconds == 120.0  # since the checkpoint with these updates, not since a later change in the folder
 
 
 @pytest.mark.parametrize(
@@ -112,18 +112,18 @@ def test_training_takes_no_more_updates_than_it_has(
         ("after", Expected(5.0, said="rough"), None, Spent(16.0, 1), 5.0, "rough"),
     ],
 )  # fmt: skip
-def test_what_is_left_goes_by_what_is_done_and_else_by_the_last_time(
+def test_remaining_time_follows_progress_or_else_the_last_run(
     state: Any, cost: Expected, done: StepProgress | None, spent: Spent, seconds: float, said: str
 ) -> None:
-    step = made("one", cost=lambda: cost, progress=lambda: done)
+    step = small_step("one", cost=lambda: cost, progress=lambda: done)
     found = StepStatus(step, state, "", spent, finished=state in ("after", "page")).expected()
     assert (found.seconds, found.said) == (pytest.approx(seconds), said)
-    # The time of a result that was never finished says nothing.
+    # The time of an unfinished result says nothing.
     assert StepStatus(changed(step, cost=Expected), "changed", "", spent).expected().seconds is None
 
 
-def test_what_is_done_and_its_time_are_of_one_moment() -> None:
-    moments = [1, 2, 3]  # another call is at work: it does a quarter of everything per minute
+def test_progress_and_time_are_read_at_one_moment() -> None:
+    moments = [1, 2, 3]  # another call is running, and does a quarter of everything per minute
 
     def cost() -> Expected:
         moments.pop(0)
@@ -133,14 +133,14 @@ def test_what_is_done_and_its_time_are_of_one_moment() -> None:
         return StepProgress(moments[0] / 4, f"{moments[0]} of 4 lines")
 
     state = StepStatus(
-        made("one", cost=cost, progress=done),
+        small_step("one", cost=cost, progress=done),
         "running", "", Spent(30.0, 1, running=0.0), spent_by_now=lambda: 60.0 * moments[0],
     )  # fmt: skip
     assert state.expected().said == "1 of 4 lines are done, in 1:00; the rest at that speed"
     assert state.expected().said == "2 of 4 lines are done, in 2:00; the rest at that speed"
 
 
-def test_shards_and_checkpoints_tell_what_is_done(tmp_path: Path) -> None:
+def test_shards_and_checkpoints_show_the_progress(tmp_path: Path) -> None:
     assert lines_done(tmp_path, "filtered", "lines") is None
     assert updates_done(tmp_path) == (0, 0.0)
     (tmp_path / "filtered").mkdir()
@@ -155,7 +155,7 @@ def test_shards_and_checkpoints_tell_what_is_done(tmp_path: Path) -> None:
     assert updates_done(tmp_path) == (40, 7.5)  # from the newest complete one
 
 
-def test_translating_with_a_model_that_is_there_is_estimated_by_its_own_configuration(
+def test_translation_costs_with_an_existing_model_use_its_configuration(
     place: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cost = SimpleNamespace(
@@ -197,9 +197,7 @@ def expected(context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> Callable[
     return told
 
 
-def test_text_that_is_not_there_yet_is_bounded_by_what_it_is_made_from(
-    place: Path, expected: Callable[..., dict[str, str]]
-) -> None:
+def test_future_text_is_bounded_by_its_sources(place: Path, expected: Callable[..., dict[str, str]]) -> None:
     pairs, lines = (Path(f"data/{name}.qlo").read_text("utf-8").count("\n") for name in ("train", "text"))
     few = ("monolingual.target.0.lines=7", "bitext.hold_out={dev: 2, test: 3}")
     said = expected(whole(), *few)
@@ -230,9 +228,7 @@ def test_a_plan_reports_that_most_pairs_are_held_out(place: Path, expected: Call
         assert expected(content)["clean"].endswith("most of which are held out and not trained on") == few
 
 
-def test_of_what_is_still_to_be_fetched_nothing_is_known_but_its_limit(
-    place: Path, expected: Callable[..., dict[str, str]]
-) -> None:
+def test_data_not_yet_fetched_is_known_only_by_its_limit(place: Path, expected: Callable[..., dict[str, str]]) -> None:
     content = whole(monolingual={"source": [{"fetch": "a/b"}], "target": [{"fetch": "a/b", "lines": 9}]})
     content["bitext"]["train"] = [{"fetch": "a/c"}]
     said = expected(content)
@@ -254,7 +250,7 @@ def test_lines_of_other_files_are_reported_by_their_size_and_rows_of_tables_are_
     assert expected(content)["clean"] == "about 70 pairs"
 
 
-def test_the_bitext_gives_lengths_until_there_are_stores(
+def test_lengths_come_from_the_bitext_until_stores_exist(
     place: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[CorpusReader | None] = []

@@ -15,7 +15,7 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.corpora.pipeline.conftest import changed, made
+from tests.corpora.pipeline.conftest import changed, small_step
 from tests.killing import run_and_kill, tree
 from ziggurat.config.section import Section
 from ziggurat.corpora.pipeline.engine import TIMES, Pipeline, PipelineEnd, Selection
@@ -52,13 +52,13 @@ class Fake:
         inputs = [path.read_bytes() for path in self.files]
         inputs += [(folder.parent / name / "out" / "b").read_bytes() for name in self.after]
         (folder / "out").mkdir(exist_ok=True)
-        for part in ("a", "b"):  # resumes where it was interrupted
+        for part in ("a", "b"):  # resumes after the interruption
             if not (folder / "out" / part).exists():
                 write_atomically(folder / "out" / part, self.value(inputs))
-        (folder / "log").write_text(f"{time.time_ns()}")  # differs every time, and is not an output
+        (folder / "log").write_text(f"{time.time_ns()}")  # differs every time, but is not an output
 
     def step(self) -> Step:
-        return made(
+        return small_step(
             self.name,
             self.work,
             title=f"does {self.name}",
@@ -89,7 +89,7 @@ def diamond(folder: Path, ran: list[str] | None = None) -> list[Fake]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_waiting_for_disks() -> Iterator[None]:
-    """A killed process loses nothing that it has written; only a power cut does."""
+    """Only a power cut loses data that was already written; a kill does not."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -100,7 +100,7 @@ def ran() -> list[str]:
     return []
 
 
-def test_all_run_once_in_order_and_then_nothing(tmp_path: Path, ran: list[str]) -> None:
+def test_all_steps_run_once_in_order(tmp_path: Path, ran: list[str]) -> None:
     fakes = diamond(tmp_path, ran)
     assert pipeline(tmp_path / "w", fakes).run().done == ("fetch", "left", "right", "last")
     assert pipeline(tmp_path / "w", fakes).run().done == ()
@@ -108,8 +108,8 @@ def test_all_run_once_in_order_and_then_nothing(tmp_path: Path, ran: list[str]) 
     assert [found.state for found in pipeline(tmp_path / "w", fakes).statuses()] == ["done"] * 4
 
 
-def test_what_cannot_be_done_is_refused_before_anything_is(tmp_path: Path, ran: list[str]) -> None:
-    """This also holds if the step was done before with other settings, but not if it is done and stays."""
+def test_impossible_steps_are_refused_before_anything_is_done(tmp_path: Path, ran: list[str]) -> None:
+    """This also holds for a step that was done earlier with other settings, but not for one whose result stays."""
     fakes = diamond(tmp_path, ran)
 
     def checked(selection: Selection | None = None) -> PipelineEnd:
@@ -170,12 +170,12 @@ def test_a_change_redoes_what_depends_on_it(change: str, tmp_path: Path, ran: li
     unsettled = [found for found in pipeline(tmp_path / "w", fakes).statuses() if not found.settled]
     pipeline(tmp_path / "w", fakes).run()
     assert ran == REDONE[change]
-    # The plan may name more: it cannot know the results.
+    # The plan may name more steps, because it cannot know the results.
     assert set(ran) <= {found.step.name for found in unsettled}
     assert pipeline(tmp_path / "w", fakes).run().done == ()
 
 
-def test_a_page_that_is_gone_is_made_again_from_what_is_there(tmp_path: Path, ran: list[str]) -> None:
+def test_a_missing_page_is_rebuilt_from_existing_results(tmp_path: Path, ran: list[str]) -> None:
     fakes = diamond(tmp_path, ran)
 
     def steps() -> list[Step]:
@@ -218,7 +218,7 @@ CHANGE = st.tuples(
 def test_any_changes_redo_exactly_the_dependants(
     graph: list[dict[str, object]], changes: list[list[tuple[str, int, int]]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Check against a model: a step is redone if its inputs differ from the last time, or its own result was lost."""
+    """The expected rule: a step is redone if its inputs differ from the last time, or its own result was lost."""
     folder = tmp_path_factory.mktemp("graph")
     paths = [folder / f"f{n}" for n in range(4)]
     for path in paths:
@@ -257,7 +257,7 @@ def test_any_changes_redo_exactly_the_dependants(
 
 
 def results(folder: Path) -> dict[str, object]:
-    """Everything that steps leave, except logs with times."""
+    """Everything that steps leave behind, except logs with times."""
     return {
         name: content
         for name, content in tree(folder).items()
@@ -270,7 +270,7 @@ def _go(folder: Path, fakes: Sequence[Fake]) -> object:
 
 
 @pytest.mark.slow
-def test_killed_at_any_file_operation_it_continues_to_the_same_bytes(tmp_path: Path) -> None:
+def test_a_kill_at_any_file_operation_gives_the_same_bytes(tmp_path: Path) -> None:
     """A first run, and a second one after changes that redo three of four steps."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     for folder in (whole, cut):
@@ -289,7 +289,7 @@ def test_killed_at_any_file_operation_it_continues_to_the_same_bytes(tmp_path: P
         assert results(cut / "w") == results(whole / "w")
 
 
-def test_killed_in_the_middle_a_step_continues_with_what_it_has(tmp_path: Path, ran: list[str]) -> None:
+def test_a_step_killed_in_the_middle_resumes(tmp_path: Path, ran: list[str]) -> None:
     fakes = diamond(tmp_path, ran)
 
     def stopped(folder: Path) -> None:
@@ -308,7 +308,7 @@ def test_killed_in_the_middle_a_step_continues_with_what_it_has(tmp_path: Path, 
     assert pipeline(tmp_path / "w", fakes).statuses()[1].spent.calls == 2
 
 
-def test_a_step_begun_with_other_settings_restarts(tmp_path: Path, ran: list[str]) -> None:
+def test_a_step_started_with_other_settings_restarts(tmp_path: Path, ran: list[str]) -> None:
     fakes = diamond(tmp_path, ran)
     Pipeline(tmp_path / "w", [fake.step() for fake in fakes[:1]]).run()
     step = fakes[1].step()
@@ -323,7 +323,7 @@ def test_a_step_begun_with_other_settings_restarts(tmp_path: Path, ran: list[str
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_what_took_long_is_set_aside_and_not_removed(killed: bool, tmp_path: Path, ran: list[str]) -> None:
+def test_results_that_took_long_are_set_aside(killed: bool, tmp_path: Path, ran: list[str]) -> None:
     times = tmp_path / "p" / TIMES
     log = tmp_path / "p" / "fetch" / "log"
     fakes = diamond(tmp_path, ran)[:2]
@@ -344,7 +344,7 @@ def test_what_took_long_is_set_aside_and_not_removed(killed: bool, tmp_path: Pat
     assert pipeline(tmp_path / "p", fakes).left_over() == []
 
 
-def test_work_that_a_change_loses_is_reported(tmp_path: Path, ran: list[str]) -> None:
+def test_work_lost_by_a_change_is_reported(tmp_path: Path, ran: list[str]) -> None:
     fakes = diamond(tmp_path, ran)[:2]
     pipeline(tmp_path / "p", fakes).run()
     times = tmp_path / "p" / TIMES
@@ -378,7 +378,7 @@ def test_selections(tmp_path: Path, ran: list[str]) -> None:
     with pytest.raises(DataError, match=r"fetch: not done yet; leave out `--from`"):
         pipeline(tmp_path / "w", fakes).run(Selection(first="left"))
     assert pipeline(tmp_path / "w", fakes).run(Selection(last="right")).done == ("fetch", "left", "right")
-    (tmp_path / "x").write_bytes(b"other")  # of a step that is reused unchanged
+    (tmp_path / "x").write_bytes(b"other")  # a file of a step that is reused unchanged
     assert pipeline(tmp_path / "w", fakes).run(Selection(first="right")).done == ("last",)
     assert pipeline(tmp_path / "w", fakes).run(Selection("left", "left", frozenset({"left"}))).done == ("left",)
     (tmp_path / "w/fetch/out/b").write_bytes(b"other")
@@ -394,7 +394,7 @@ def test_selections(tmp_path: Path, ran: list[str]) -> None:
         pipeline(tmp_path / "w", fakes).run(Selection(last="left", forced=frozenset({"last"})))
 
 
-def test_missing_inputs_of_any_step_are_said_before_the_first_works(tmp_path: Path, ran: list[str]) -> None:
+def test_missing_inputs_of_any_step_are_reported_before_the_first_step(tmp_path: Path, ran: list[str]) -> None:
     def missing() -> dict[str, list[Path]]:
         raise DataError("no such file: z")
 
@@ -404,7 +404,7 @@ def test_missing_inputs_of_any_step_are_said_before_the_first_works(tmp_path: Pa
     assert ran == []
 
 
-def test_what_others_made_is_not_removed(tmp_path: Path, ran: list[str]) -> None:
+def test_files_of_others_are_not_removed(tmp_path: Path, ran: list[str]) -> None:
     (tmp_path / "w/left").mkdir(parents=True)
     (tmp_path / "w/left/thesis.txt").write_text("years of work")
     with pytest.raises(DataError, match="left: is in the way, and no pipeline made it"):
@@ -430,7 +430,7 @@ def test_steps_that_the_pipeline_no_longer_has_are_named(tmp_path: Path, ran: li
     assert pipeline(tmp_path / "w", fakes[:2]).left_over() == ["last", "right"]
 
 
-def test_manifests_hold_what_a_step_depends_on_and_hands_on(tmp_path: Path, ran: list[str]) -> None:
+def test_manifests_hold_dependencies_and_outputs(tmp_path: Path, ran: list[str]) -> None:
     fakes = diamond(tmp_path, ran)
     pipeline(tmp_path / "w", fakes).run()
     found = json.loads((tmp_path / "w/right" / MANIFEST).read_bytes())
@@ -447,7 +447,7 @@ def test_manifests_hold_what_a_step_depends_on_and_hands_on(tmp_path: Path, ran:
     )
 
 
-def test_only_the_parts_that_a_step_reads_concern_it(tmp_path: Path, ran: list[str]) -> None:
+def test_a_step_depends_only_on_the_parts_it_reads(tmp_path: Path, ran: list[str]) -> None:
     def two(folder: Path) -> None:
         for name in ("train/a", "test/a"):
             (folder / name).parent.mkdir()
@@ -456,10 +456,10 @@ def test_only_the_parts_that_a_step_reads_concern_it(tmp_path: Path, ran: list[s
     def steps() -> list[Step]:
         files = {"all": [tmp_path / "train", tmp_path / "test"]}
         readers = [
-            made(f"of-{part}", lambda folder, part=part: ran.append(part), after={"two": [f"{part}/*"]})  # type: ignore[misc]
+            small_step(f"of-{part}", lambda folder, part=part: ran.append(part), after={"two": [f"{part}/*"]})  # type: ignore[misc]
             for part in ("train", "test")
         ]
-        return [made("two", two, inputs=lambda: files), *readers]
+        return [small_step("two", two, inputs=lambda: files), *readers]
 
     for part in ("train", "test"):
         (tmp_path / part).write_bytes(b"")
@@ -469,7 +469,7 @@ def test_only_the_parts_that_a_step_reads_concern_it(tmp_path: Path, ran: list[s
     assert ran == ["train", "test", "test"]
 
 
-def test_of_a_file_only_what_is_read_concerns_later_steps(tmp_path: Path, ran: list[str]) -> None:
+def test_later_steps_depend_only_on_what_they_read_of_a_file(tmp_path: Path, ran: list[str]) -> None:
     source, content_of = tmp_path / "source", tmp_path / "w/first/made"
 
     def steps() -> list[Step]:
@@ -479,8 +479,8 @@ def test_of_a_file_only_what_is_read_concerns_later_steps(tmp_path: Path, ran: l
         def read_hash(name: str, path: Path) -> str:
             return path.read_text().partition(" ")[0]
 
-        later = made("later", lambda folder: ran.append("later"), after={"first": ["*"]})
-        return [made("first", work, inputs=lambda: {"source": [source]}, read_hash=read_hash), later]
+        later = small_step("later", lambda folder: ran.append("later"), after={"first": ["*"]})
+        return [small_step("first", work, inputs=lambda: {"source": [source]}, read_hash=read_hash), later]
 
     for content, done in [("a 1", ("first", "later")), ("a 2", ("first",)), ("b 2", ("first", "later"))]:
         source.write_text(content)
@@ -518,7 +518,7 @@ def test_fingerprints_are_remembered_until_a_file_is_touched(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("taken_back", [False, True])
-def test_what_changes_while_it_is_read_is_read_again(taken_back: bool, tmp_path: Path, ran: list[str]) -> None:
+def test_a_file_that_changes_while_it_is_read_is_read_again(taken_back: bool, tmp_path: Path, ran: list[str]) -> None:
     fakes = diamond(tmp_path, ran)[:1]
     os.utime(tmp_path / "x", (0, 0))  # long ago, beyond the clock's resolution
 
@@ -553,13 +553,13 @@ class Earlier(Section):
 
 
 class Later(Section):
-    """The same section with another default, a new key, and one key removed."""
+    """The same section with another default, a new key, and without one of the keys."""
 
     ratio: float = 2.0
     added: int = 3
 
 
-def test_a_default_that_changed_is_seen_and_a_new_key_at_its_default_is_none() -> None:
+def test_a_changed_default_is_a_change_and_a_new_key_at_its_default_is_not() -> None:
     def changes(before: Section, now: Section) -> list[str]:
         return settings_changed(json.loads(json.dumps({"of": [settings_of(before)]})), {"of": [settings_of(now)]})
 
@@ -574,7 +574,7 @@ def reasons_to_run(folder: Path, steps: Sequence[Step]) -> dict[str, str]:
     return {found.step.name: found.why for found in Pipeline(folder / "w", steps).statuses() if not found.settled}
 
 
-def test_what_another_version_did_is_done_again_and_it_says_so(tmp_path: Path, ran: list[str]) -> None:
+def test_results_of_another_version_are_redone_with_a_message(tmp_path: Path, ran: list[str]) -> None:
     fakes = diamond(tmp_path, ran)
     steps = [fake.step() for fake in fakes]
     Pipeline(tmp_path / "w", steps).run()
@@ -589,7 +589,7 @@ def test_what_another_version_did_is_done_again_and_it_says_so(tmp_path: Path, r
     assert reasons_to_run(tmp_path, newer)["left"].startswith("done by another version of ziggurat")
 
 
-def test_reasons_are_the_true_ones(tmp_path: Path, ran: list[str]) -> None:
+def test_reported_reasons_are_the_true_ones(tmp_path: Path, ran: list[str]) -> None:
     fakes = diamond(tmp_path, ran)
     pipeline(tmp_path / "w", fakes).run()
 
@@ -627,7 +627,7 @@ def test_a_file_that_goes_from_one_key_to_the_next_is_a_change(tmp_path: Path, r
     assert why(a=[one, two]) == "b: 1 input files before, 0 now"
 
 
-def test_of_another_machine_a_result_stays_and_what_was_begun_restarts(tmp_path: Path, ran: list[str]) -> None:
+def test_on_another_machine_results_stay_and_unfinished_steps_restart(tmp_path: Path, ran: list[str]) -> None:
     step = Fake("one", ran=ran).step()
     on_one, on_two = (changed(step, machine=lambda n=n: {"threads": n}) for n in (1, 2))
     Pipeline(tmp_path / "w", [changed(on_one, work=lambda folder: 15)]).run()

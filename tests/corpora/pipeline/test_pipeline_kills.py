@@ -39,14 +39,12 @@ def start(folder: Path, *options: str, bulk: tuple[str, ...] = ()) -> subprocess
 
 
 def handed_on(folder: Path) -> dict[str, object]:
-    """The manifests of all steps, which have the checksums of all their outputs."""
+    """The manifests of all steps, with the checksums of all their outputs."""
     return {path.parent.name: json.loads(path.read_bytes()) for path in sorted(folder.glob(f"w/*/{MANIFEST}"))}
 
 
 def kill(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """End the program, unless it has just ended. Ctrl-C reaches the group, SIGTERM the program, which ends its
-    workers.
-    """
+    """End the program, unless it has just ended. Ctrl-C reaches the whole group, SIGTERM only the program."""
     (os.killpg if number == signal.SIGKILL else os.kill)(process.pid, number)
     assert process.wait(60) in (0, -number, 128 + number)
 
@@ -72,7 +70,7 @@ def test_killed_at_random_moments(number: signal.Signals, tmp_path: Path) -> Non
     content["student"]["training"] |= {"batch": {"fit": True, "fit_limit": 512, "fit_margin": 0.0}}
     began = time.monotonic()
     undisturbed = prepared(tmp_path, content)
-    killed, longest = 0, (time.monotonic() - began) / 8  # a fast machine ends sooner
+    killed, longest = 0, (time.monotonic() - began) / 8  # a fast machine finishes sooner
     while True:
         process = start(tmp_path / "cut")
         try:

@@ -25,7 +25,7 @@ from ziggurat.system.files import write_atomically
 
 
 class Shards(Fake):
-    """A step whose four results are its shards: a part does every n-th, a full call what is missing."""
+    """A step whose four results are its shards: a part does every n-th of them, a full call whatever is missing."""
 
     part = (0, 1)
     meanwhile: Callable[[], object] = staticmethod(lambda: None)
@@ -91,7 +91,7 @@ def test_parts_are_merged_by_the_next_call(begun: Path) -> None:
     assert part(begun, 0) == []  # it is done
 
 
-def test_parts_of_other_settings_restart_when_none_is_at_work(begun: Path) -> None:
+def test_parts_with_other_settings_restart_when_none_is_running(begun: Path) -> None:
     def other() -> None:
         with pytest.raises(
             DataError, match=r"job: settings changed .*other shards are still running with the old settings"
@@ -114,14 +114,14 @@ def test_parts_on_machines_of_two_kinds_do_not_discard_each_other(begun: Path) -
     assert shards(begun) == ["0", "2"]
 
 
-def test_whole_steps_and_parts_wait_for_each_other(begun: Path) -> None:
+def test_full_calls_and_parts_wait_for_each_other(begun: Path) -> None:
     said: list[str] = []
 
     def both() -> None:
         said.append("part")
         with pytest.raises(DataError, match="another pipeline, or a part of a step, is at work here"):
             Pipeline(begun / "w", steps([])).run()
-        assert part(begun, 1, 3) == ["job 1"]  # parts do not
+        assert part(begun, 1, 3) == ["job 1"]  # parts do not wait
 
     part(begun, 0, 3, meanwhile=both)
     assert shards(begun) == ["0", "1", "3"]
@@ -135,7 +135,7 @@ def test_whole_steps_and_parts_wait_for_each_other(begun: Path) -> None:
     assert said == ["part", "whole"]
 
 
-def test_parts_that_begin_at_once_agree(begun: Path) -> None:
+def test_parts_that_start_at_once_agree(begun: Path) -> None:
     threads = [threading.Thread(target=part, args=(begun, number, 4)) for number in range(4)]
     for thread in threads:
         thread.start()
@@ -154,8 +154,12 @@ def test_steps_before_it_must_be_done(begun: Path) -> None:
 
 
 def test_only_jobs_have_parts() -> None:
-    for name, said in ((None, "add `--only STEP`; those that"), ("last", "done as a whole"), ("none", "no such step")):
-        with pytest.raises(ConfigError, match=f"{said}.*can be done in parts are: job"):
+    for name, message in (
+        (None, "add `--only STEP`; those that"),
+        ("last", "done as a whole"),
+        ("none", "no such step"),
+    ):
+        with pytest.raises(ConfigError, match=f"{message}.*can be done in parts are: job"):
             shared_step(steps([]), name)
 
 
@@ -175,7 +179,7 @@ def test_a_part_killed_at_any_file_operation(begun: Path) -> None:
     assert part(begun, 0) == ["job 0"]
 
 
-def test_parts_of_back_translation_make_the_corpus_of_one_call(
+def test_parts_of_back_translation_give_the_corpus_of_one_call(
     place: Path, ziggurat: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     after = ("distillation", "filter", "alignment", "quantisation", "shortlist", "export", "evaluation")
@@ -213,7 +217,7 @@ def test_parts_of_back_translation_make_the_corpus_of_one_call(
     assert handed_on(place) == handed_on(place / "whole")
 
 
-def test_parts_of_alignment_and_preparation_make_what_one_call_makes(
+def test_parts_of_alignment_and_preparation_give_the_result_of_one_call(
     place: Path, ziggurat: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ziggurat.corpora.pipeline.synthesis._SHARD_PAIRS", 30)

@@ -37,7 +37,7 @@ def test_killed_at_random_moments_on_a_cluster_that_changes(nodes: Any, tmp_path
             if come < gone and done(("backtranslate", "distil")[come % 2]) >= 6:
                 nodes.add_node(**NODE)
                 come += 1
-            if done("backtranslate") + done("distil") > before:  # on a fast machine all is done in ten seconds
+            if done("backtranslate") + done("distil") > before:  # on a fast machine everything is done in ten seconds
                 end, before = min(end, time.monotonic() + soon), 1 << 30
             time.sleep(0.02)
         if process.poll() is not None:

@@ -1,4 +1,4 @@
-"""The report of a pipeline about the results of its steps."""
+"""A pipeline's report on the results of its steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.corpora.pipeline.conftest import made, parsed, whole
+from tests.corpora.pipeline.conftest import parsed, small_step, whole
 from tests.evaluate.test_robustness import REFERENCES, TRIALS
 from tests.inspect.hand_made import trained
 from ziggurat.config.load import parse_as
@@ -62,7 +62,7 @@ def test_the_page_draws_how_its_models_learned() -> None:
 def test_the_table_of_disturbances_has_cases_and_undisturbed_scores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The undisturbed scores are not those of the whole test set, and rows differ in their lines."""
+    """The undisturbed scores are not those of the whole test set, because rows cover different lines."""
     monkeypatch.setattr(evaluation, "_models", lambda context: [])
     context = PipelineContext(parse_as(PipelineConfig, json.dumps(whole(folder=str(tmp_path))), "a test"))
     (ideal, _), (outputs, _) = TRIALS[2].ideal, TRIALS[2].found
@@ -79,7 +79,7 @@ def test_the_table_of_disturbances_has_cases_and_undisturbed_scores(
         "robustness.json": judged.as_record(),
     }.items():
         (folder / name).write_text(json.dumps(content))
-    evaluate = made("evaluate", title="evaluates", outputs=())
+    evaluate = small_step("evaluate", title="evaluates", outputs=())
     found = evaluation._summary(context, [evaluate], Times(tmp_path / "times.json"))
     assert (found.disturbed_lines, found.cases) == (40, {"strong": 40, "few": 9})
     page = pipeline_page(found)
@@ -90,7 +90,7 @@ def test_the_table_of_disturbances_has_cases_and_undisturbed_scores(
     assert "fewer than 30 cases" in page
 
 
-def test_the_time_of_all_steps_says_what_it_is_the_sum_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_total_time_names_the_steps_it_covers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "_models", lambda context: [])
     context = PipelineContext(parsed(whole(folder=str(tmp_path), teacher={"existing": "run"})))
     found = replace(
@@ -102,7 +102,7 @@ def test_the_time_of_all_steps_says_what_it_is_the_sum_of(tmp_path: Path, monkey
 
 
 def test_work_with_an_unchanged_result_is_still_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Speed and times are not outputs of a step, but the page shows them, including those of an earlier call."""
+    """Speed and times are not outputs of a step, but the page shows them, even those of an earlier call."""
     monkeypatch.setattr(evaluation, "_models", lambda context: [])
     monkeypatch.setattr(evaluation, "_runs", lambda context: [])
     context = PipelineContext(parsed(whole(folder=str(tmp_path / "w"), export=None, shortlist=None)))
@@ -114,7 +114,7 @@ def test_work_with_an_unchanged_result_is_still_reported(tmp_path: Path, monkeyp
         (folder / "speed").mkdir(exist_ok=True)
         write_document(folder / "speed/teacher.json", measured)
 
-    evaluate = made("evaluate", work, title="evaluates", outputs=("scores.json",), pages=("speed/teacher.json",))
+    evaluate = small_step("evaluate", work, title="evaluates", outputs=("scores.json",), pages=("speed/teacher.json",))
     report = evaluation.ReportStep(context, [evaluate], context.folder / TIMES)
 
     def shown(last: str = "report", *forced: str) -> tuple[tuple[str, ...], list[float]]:
@@ -194,7 +194,7 @@ def test_a_paired_test_decides_where_there_is_one(metric: str, student: float, p
         ((100.0, 360.0), (0.6, 0.0), "disturbed"),
     ],
 )
-def test_speeds_that_others_disturbed_are_marked_and_not_compared(
+def test_speeds_measured_next_to_other_programs_are_marked_and_not_compared(
     rates: tuple[float, float], others: tuple[float, float], kind: str
 ) -> None:
     names = "teacher", "student"

@@ -40,7 +40,7 @@ def small(**sections: Any) -> str:
     return yaml.safe_dump({**content, **sections})
 
 
-def test_a_file_from_plan_to_report(place: Path, ziggurat: Call) -> None:
+def test_a_pipeline_from_plan_to_report(place: Path, ziggurat: Call) -> None:
     Path("my.yaml").write_text(small())
     status, out, _ = ziggurat("pipeline", "my.yaml", "--dry-run")
     assert status == 0
@@ -85,7 +85,7 @@ def test_a_file_from_plan_to_report(place: Path, ziggurat: Call) -> None:
     assert "depends on the output of student" in out
 
 
-def test_a_folder_is_not_a_file_of_that_name(place: Path, ziggurat: Call) -> None:
+def test_a_folder_is_not_taken_for_a_file_of_that_name(place: Path, ziggurat: Call) -> None:
     for name in ("demo", "starter"):  # as `ziggurat demo` leaves one
         Path(name).mkdir()
         assert ziggurat("pipeline", name, "--print")[:2] == (0, embedded_text(name))
@@ -122,7 +122,7 @@ def test_how_errors_end(place: Path, ziggurat: Call) -> None:
     assert "\nWhat is done is kept; once this is fixed, the same command resumes from here." in err
 
 
-def test_errors_of_what_the_file_names_have_its_line(place: Path, ziggurat: Call) -> None:
+def test_errors_in_named_files_have_the_line_of_the_pipelines_file(place: Path, ziggurat: Call) -> None:
     text = small()
     Path("my.yaml").write_text(text.replace("data/train.qhi", "data/mine.eng"))
     line = 1 + next(n for n, line in enumerate(text.splitlines()) if "data/train.qhi" in line)
@@ -159,7 +159,7 @@ def test_folders_of_others_are_reported_before_any_work(place: Path, ziggurat: C
     assert sorted(path.name for path in Path("w").iterdir()) == ["clean"]
 
 
-def test_files_named_for_each_other_s_language_are_refused_at_once(place: Path, ziggurat: Call) -> None:
+def test_swapped_language_files_are_refused_at_once(place: Path, ziggurat: Call) -> None:
     dev = [{"source": "data/dev.qlo", "target": "data/dev.qhi"}]
     Path("my.yaml").write_text(
         small(bitext={"train": [{"source": "data/train.qhi", "target": "data/train.qlo"}], "dev": dev})
@@ -185,7 +185,7 @@ def test_embedded_files_are_printed(place: Path, ziggurat: Call) -> None:
     assert not Path("demo-pipeline").exists()
 
 
-def test_stopped_by_a_signal_it_says_so(place: Path, ziggurat: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_by_a_signal_is_reported(place: Path, ziggurat: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("my.yaml").write_text(small())
     monkeypatch.setattr("ziggurat.corpora.pipeline.training.train_or_go_on", lambda context, run, experiment: 15)
     status, _, err = ziggurat("pipeline", "my.yaml")

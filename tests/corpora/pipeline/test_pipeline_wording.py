@@ -1,4 +1,4 @@
-"""Problems in a pipeline's terms: keys that its file has, and ways out that its user has."""
+"""Problems are described in a pipeline's terms: with the keys of its file, and ways out that its user has."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from ziggurat.corpora.pipeline.context import Corpora, PipelineContext, errors_r
 from ziggurat.system.errors import DataError, Problem, Remedy
 
 
-def test_errors_have_the_names_of_the_model() -> None:
+def test_errors_name_the_models_section() -> None:
     with pytest.raises(DataError) as error, errors_renamed("teacher"):
         raise DataError(
             "data.subword: no model; raise data.subword.vocabulary_size or set `model.embedding.sharing`",
             key="data.subword",
             named=["data.subword.vocabulary_size", "model.embedding.sharing"],
         )
-    said = "teacher.subword: no model; raise teacher.subword.vocabulary_size or set `teacher.model.embedding.sharing`"
-    assert str(error.value) == said
+    message = (
+        "teacher.subword: no model; raise teacher.subword.vocabulary_size or set `teacher.model.embedding.sharing`"
+    )
+    assert str(error.value) == message
 
 
 PIECES = "data.filters.max_pieces"
 
 
 @pytest.mark.parametrize(
-    ("problem", "model", "said"),
+    ("problem", "model", "message"),
     [
         (Problem("data.train.0", "data.train.0: no pairs"), "teacher", "bitext.train.0: no pairs"),
         (Problem("data.train.1", "data.train.1: 3 pairs; `data.filters.identical`", named=("data.filters.identical",)),
@@ -50,11 +52,11 @@ PIECES = "data.filters.max_pieces"
          "w/training.loss/best/model.safetensors: damaged"),
     ],
 )  # fmt: skip
-def test_keys_and_ways_out_are_those_of_a_pipeline(problem: Problem, model: ModelName, said: str) -> None:
+def test_keys_and_ways_out_are_those_of_a_pipeline(problem: Problem, model: ModelName, message: str) -> None:
     content = whole(student=trained(), teacher=trained())
     content["bitext"]["hold_out"] = {"dev": 1}
     found = problem.shown(pipeline_names(model, Corpora(PipelineContext(parsed(content))).keys(model)))
-    assert found.startswith(said)
+    assert found.startswith(message)
     assert "data." not in found
     assert "ziggurat prepare" not in found
 
@@ -73,7 +75,7 @@ NO_FILTER = "they are machine translations that equal such sentences, which no f
         ("pairs", None, "data.dev.1", NO_FILTER),
     ],
 )
-def test_the_way_out_of_contamination_is_one_that_is_left(rule: str, own: str | None, held: str, way_out: str) -> None:
+def test_the_way_out_of_contamination_is_still_available(rule: str, own: str | None, held: str, way_out: str) -> None:
     content = whole(cleaning={"held_out": rule})
     content["bitext"]["train"][0]["filters"] = {} if own is None else {"held_out": own}
     config = parsed(content)

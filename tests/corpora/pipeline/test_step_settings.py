@@ -1,4 +1,4 @@
-"""What steps pass on to the code that does the work: every setting in their sections, none with its default."""
+"""Steps pass every setting in their sections to the code that does the work; no default replaces one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ziggurat.system.errors import ConfigError, DataError
 
 W = Path("w")
 IN_JOB: dict[str, Any] = {"seed": 9, "shard_lines": 33, "threads": 2, "device": "cuda:1"}
-"""IN_JOB are the settings of a translating step as its job has them."""
+"""IN_JOB are the settings of a translating step as its job receives them."""
 OF_STEP: dict[str, Any] = {**IN_JOB, "max_pieces": 77, "max_ratio": 4.5, "ratio_slack": 2, "workers": 3}
 
 
@@ -55,7 +55,7 @@ def launched(work: Work) -> tuple[Any, ...]:
     return (work.launch.func, *work.launch.args)
 
 
-def test_of_back_translation(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
+def test_settings_of_back_translation(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
     section = {**OF_STEP, "method": "top-k", "decoding": {"length_penalty": {"alpha": 0.3}}}
     step_of(whole(backtranslation=section), "backtranslate").work(tmp_path)
     ((job, work),) = jobs
@@ -73,7 +73,7 @@ def test_of_back_translation(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> No
 
 
 @pytest.mark.parametrize("name", ["distil", "distil-monolingual"])
-def test_of_distillation(name: str, tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
+def test_settings_of_distillation(name: str, tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
     decoding = {"beam_size": 6, "length_penalty": {"alpha": 0.3}}
     section = {**OF_STEP, "method": "noised-beam", "decoding": decoding}
     step_of(whole(distillation={**section, "n_best": 5, "nearest": "bleu"}), name).work(tmp_path)
@@ -107,12 +107,12 @@ def test_shards_are_a_hundredth_of_the_text(
     assert step.settings["shard_lines"] is None  # the text, on which it already depends, determines the rest
 
 
-def test_every_key_of_a_corpus_counts_unless_its_text_does_not_depend_on_it() -> None:
+def test_every_key_of_a_corpus_that_affects_its_text_counts() -> None:
     """A new key counts, too: `row_columns` did not."""
     names = {name: step_of(whole(), name).settings for name in ("clean", "sets", "monolingual")}
     of_train, of_dev = names["clean"]["corpora"][0], names["sets"]["dev"][0]
     assert set(BitextCorpus.model_fields) - set(of_dev) == {"name", "weight", "tag", "source", "target", "path"}
-    assert set(of_train) == {*of_dev, "name"}  # by which its files are named
+    assert set(of_train) == {*of_dev, "name"}  # its files are named after it
     assert set(MonolingualText.model_fields) - set(names["monolingual"]["target"][0]) == {"path"}
 
 
@@ -130,8 +130,8 @@ def test_progress_is_reported_at_once_and_after_the_first_shard(monkeypatch: pyt
     assert said == ["40 of 120 lines were done before"]
 
 
-def test_where_jobs_are_done(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
-    """The way in which a call does a step is not one of its settings."""
+def test_where_jobs_run(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
+    """How a call executes a step is not one of the step's settings."""
     content = whole(backtranslation={**OF_STEP, "device": "cpu"}, filter={"threads": 4, "device": "cpu"})
     for name, threads in (("backtranslate", 2), ("filter", 4)):
         plain = step_of(content, name)
@@ -154,7 +154,7 @@ def test_where_jobs_are_done(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> No
         step_of(whole(filter={"device": "cuda:1"}), "filter", ExecutionOptions("auto")).check()
 
 
-def test_of_the_filter(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
+def test_settings_of_the_filter(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
     """It drops no pair that distillation may produce, and the backward model translates targets into sources."""
     section = {"keep": 0.7, "threads": 2, "workers": 3, "device": "cuda:1"}
     step = step_of(whole(filter=section, distillation={"max_pieces": 500}), "filter")
@@ -175,7 +175,7 @@ def test_of_the_filter(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
     assert step.settings["max_pieces"] == 500
 
 
-def test_of_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, dict[str, Any]] = {}
 
     def export_model(path: Path, to: str, out: Path, **options: Any) -> None:
@@ -211,7 +211,7 @@ def test_of_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
 
 
-def test_of_the_shortlist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_shortlist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def estimate_shortlist(store: Path, **options: Any) -> str:
@@ -226,8 +226,8 @@ def test_of_the_shortlist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert asked == [(W / "student-data/store", section), (str(tmp_path / "student.shortlist"), "table")]
 
 
-def test_of_training_hand_on_what_may_be_translated_with() -> None:
-    """Whether the average is used is known once it has been scored."""
+def test_training_outputs_the_models_for_translation() -> None:
+    """Whether the average is used is known only after it has been scored."""
     averaging = {"checkpoint": {"average_last": 2}}
     content = whole()
     plain = set(step_of(content, "student").outputs)
@@ -268,7 +268,7 @@ def test_shortlists_are_files_of_the_steps_that_translate_with_them(
     content["distillation"]["decoding"] = {"shortlist": None}
     assert not {"distil", "distil-monolingual"} & shortlists_of(content).keys()
     assert shortlists_of({**content, "shortlist": None})["export-ctranslate2"] == ["list-of-student"]
-    # One that the pipeline makes does not exist beforehand.
+    # A shortlist that the pipeline makes does not exist beforehand.
     content["student"]["decoding"]["shortlist"] = made
     assert shortlists_of(content)["evaluate"] == ["list-of-teacher"]
     assert step_of(content, "evaluate").after["shortlist"] == ["student.shortlist"]
@@ -300,7 +300,7 @@ def kept(*overrides: str) -> dict[str, Any]:
         "filter.device=cpu",
     ],
 )
-def test_what_does_not_change_a_result_is_none_of_the_settings(override: str) -> None:
+def test_options_that_do_not_change_a_result_are_not_settings(override: str) -> None:
     assert kept(override) == kept()
 
 
@@ -316,13 +316,13 @@ def test_what_does_not_change_a_result_is_none_of_the_settings(override: str) ->
         ("cleaning.identical=false", "clean", "cleaning.identical: true -> false"),
     ],
 )
-def test_what_may_change_a_result_is_one_of_them(override: str, step: str, said: str) -> None:
+def test_options_that_may_change_a_result_are_settings(override: str, step: str, said: str) -> None:
     before = json.loads(json.dumps(kept()[step][0]))
     assert settings_changed(before, kept(override)[step][0]) == [said]
 
 
 @pytest.mark.parametrize("name", ["distil", "filter"])
-def test_the_device_of_a_job_is_the_one_that_auto_is_here(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_of_a_job_is_resolved_from_auto(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     step = step_of(whole(distillation={}, filter={}), name)
     for there in (False, True):
         found = torch.device("cuda") if there else None
@@ -331,7 +331,7 @@ def test_the_device_of_a_job_is_the_one_that_auto_is_here(name: str, monkeypatch
     assert step_of(whole(), name).machine()["device"] == "cpu"
 
 
-def test_the_order_of_the_bitext_is_that_of_what_is_distilled() -> None:
+def test_distilled_text_keeps_the_order_of_the_bitext() -> None:
     """An earlier version did not record it: its results stay."""
     corpora = [{"name": name, "source": f"{name}.qlo", "target": f"{name}.qhi"} for name in "ab"]
     bitext = whole()["bitext"]
@@ -341,7 +341,7 @@ def test_the_order_of_the_bitext_is_that_of_what_is_distilled() -> None:
     assert settings_changed(earlier, other.settings) == []
 
 
-def test_every_setting_is_kept_also_the_default() -> None:
+def test_every_setting_is_recorded_even_defaults() -> None:
     found = kept()
     assert found["teacher"][0]["training"]["optimiser"]["epsilon"] == 1e-9
     assert found["distil"][0]["max_pieces"] == 250

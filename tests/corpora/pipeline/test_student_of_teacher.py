@@ -37,7 +37,7 @@ def content(**sections: Any) -> dict[str, Any]:
     return whole(**{**dict.fromkeys(OTHERS), **parts, **sections})
 
 
-def test_it_begins_with_what_is_left_of_the_teacher(
+def test_it_starts_with_the_remaining_layers_of_the_teacher(
     place: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(folder: Path) -> None:
@@ -50,7 +50,7 @@ def test_it_begins_with_what_is_left_of_the_teacher(
         pipeline_of(context(content())).run()
     monkeypatch.setattr("ziggurat.corpora.pipeline.training.discard", discard)
     trained_at = (place / "w/student/run/last/model.safetensors").stat().st_mtime_ns
-    (place / "w").rename(place / "moved")  # and with it the paths of the run's corpora, vocabulary and starting model
+    (place / "w").rename(place / "moved")  # this moves the run's corpora, vocabulary and starting model
     assert pipeline_of(context(content(folder="moved"))).run().done == ("student", "report")
     (place / "moved").rename(place / "w")
     assert (place / "w/student/run/last/model.safetensors").stat().st_mtime_ns == trained_at
@@ -58,7 +58,7 @@ def test_it_begins_with_what_is_left_of_the_teacher(
     student = open_model("w/student/run", which="last")
     assert (student.experiment.model.encoder.layers, student.experiment.model.decoder.layers) == (1, 1)
     assert student.tokenizers[0].size == begun.tokenizers[0].size
-    # Two updates at rates below 1e-7 leave what training started with.
+    # Two updates at rates below 1e-7 hardly change the starting weights.
     torch.testing.assert_close(weights(student.model), weights(begun.model), atol=1e-6, rtol=0)
     assert not (place / "w/student/start").exists()
     assert pipeline_of(context(content())).run().done == ()
@@ -75,7 +75,7 @@ def test_it_begins_with_what_is_left_of_the_teacher(
     assert student.tokenizers[0].size == 140
 
 
-def test_places_are_those_by_which_a_training_was_begun_once_it_has_a_checkpoint(tmp_path: Path) -> None:
+def test_once_there_is_a_checkpoint_the_original_paths_count(tmp_path: Path) -> None:
     run = tmp_path / "run"
     then, now = (
         tiny_experiment(folder, start_from=str(folder / "model"), seed=seed)
@@ -84,7 +84,7 @@ def test_places_are_those_by_which_a_training_was_begun_once_it_has_a_checkpoint
     assert now.data.train != then.data.train
     (run / "checkpoints/step-00000002").mkdir(parents=True)
     (run / "config.yaml").write_text(dump(then))
-    # None, or none that is readable: what must be read is where it is now.
+    # Without a readable checkpoint the files are read from their current paths.
     assert as_begun(run, now) == now
     checkpoint = run / "checkpoints/step-00000001"
     checkpoint.mkdir()
@@ -93,12 +93,12 @@ def test_places_are_those_by_which_a_training_was_begun_once_it_has_a_checkpoint
     training = now.training.model_copy(update={"start_from": then.training.start_from})
     data = then.data.model_copy(update={"store": now.data.store})
     assert as_begun(run, now) == now.model_copy(update={"data": data, "training": training})
-    # A different number of corpora is more than a different path.
+    # A different number of corpora is not just a different path.
     more = now.model_copy(update={"data": now.data.model_copy(update={"train": now.data.train * 2})})
     assert as_begun(run, more).data.train == more.data.train
 
 
-def test_a_teacher_that_is_there_already_gives_it_the_same(place: Path, context: MakeContext) -> None:
+def test_an_existing_teacher_gives_the_same_start(place: Path, context: MakeContext) -> None:
     there = content(folder="other", teacher={"existing": "there/last"})
 
     def exchange(*changes: str) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ def test_a_teacher_that_is_there_already_gives_it_the_same(place: Path, context:
         pipeline_of(context(there, "student.without_layers=decoder.7"))
 
 
-def test_its_costs_are_known_before_the_teacher_is_there(
+def test_its_costs_are_known_before_the_teacher_exists(
     place: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, tuple[int, int]]] = []
@@ -135,7 +135,7 @@ def test_its_costs_are_known_before_the_teacher_is_there(
 
     monkeypatch.setattr("ziggurat.inspect.cost.estimate_cost", estimate)
     student = next(step for step in pipeline_of(context(content())).steps if step.name == "student")
-    with contextlib.suppress(AttributeError):  # for the cost, which is None here
+    with contextlib.suppress(AttributeError):  # stands for the cost, which is None here
         student.cost()
     assert asked == [(1, (150, 150))]
 
@@ -162,13 +162,13 @@ def test_its_costs_are_known_before_the_teacher_is_there(
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused(sections: dict[str, Any], overrides: list[str], word: str) -> None:
+def test_impossible_students_are_refused(sections: dict[str, Any], overrides: list[str], word: str) -> None:
     with pytest.raises(ConfigError) as error:
         parsed(content(**sections), *overrides)
     assert word in str(error.value)
 
 
-def test_a_recipe_gives_it_training_and_decoding_alone() -> None:
+def test_a_recipe_sets_only_training_and_decoding() -> None:
     config = parsed(content(student={"recipe": "student-12-1-base", "without_layers": "decoder.1"}))
     assert config.student is not None
     assert config.student.training.schedule.warmup_updates > 1000

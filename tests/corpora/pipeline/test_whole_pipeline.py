@@ -34,7 +34,7 @@ STEPS = (
 
 
 @pytest.mark.slow
-def test_all_steps_and_then_only_what_depends_on_a_change(place: Path, context: MakeContext) -> None:
+def test_all_steps_and_then_only_those_that_depend_on_a_change(place: Path, context: MakeContext) -> None:
     assert pipeline_of(context(whole())).run().done == STEPS
     assert pipeline_of(context(whole())).run().done == ()
     found = json.loads((place / "w/report/report.json").read_bytes())
@@ -53,7 +53,7 @@ def test_all_steps_and_then_only_what_depends_on_a_change(place: Path, context: 
     page = (place / "w/report/report.html").read_text("utf-8")
     assert "student-ctranslate2" in page
     assert "../evaluate/robustness.html" in page
-    # A test set affects no model: training text is searched for its sentences, and is unchanged.
+    # A test set affects no model: its sentences are removed from training text, which had none of them.
     (place / "data/test.qhi").write_text("a\n" * 8)
     assert pipeline_of(context(whole())).run().done == ("sets", "clean", "monolingual", "evaluate", "report")
     changed = whole(quantisation=None)

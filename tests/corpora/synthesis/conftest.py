@@ -75,7 +75,7 @@ def make_job(reverse: Path, mono: Path, tmp_path: Path) -> MakeJob:
 
 @contextlib.contextmanager
 def here(workers: int, way_out: str) -> Iterator[Callable[..., Future[Any]]]:
-    """Stand in for the process pool: do the work at once, in this process."""
+    """A stand-in for the process pool that does the work at once, in this process."""
 
     def submit(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -89,20 +89,20 @@ BackTranslate = Callable[..., JobOutcome[Report]]
 
 
 def back_translated(job: BackTranslationJob, *, workers: int = 1, **work: Any) -> JobOutcome[Report]:
-    """Do the work with these keywords for Work, in local processes."""
+    """Run the job with these keywords for Work, in local processes."""
     return back_translate(job, Work(partial(launchers.processes, workers), **work))
 
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> BackTranslate:
-    """`back_translated` without other processes, and without waiting for the disk."""
+    """Run `back_translated` without other processes, and without waiting for the disk."""
     monkeypatch.setattr(launchers, "worker_pool", here)
     monkeypatch.setattr(files.os, "fsync", lambda descriptor: None)
     return back_translated
 
 
 class StandIn:
-    """A stand-in for a translator that reverses the words of a line; every fifth line stays unfinished."""
+    """A stand-in for a translator: it reverses the words of a line, and leaves every fifth line unfinished."""
 
     def __init__(self, model: Path) -> None:
         self.source_tokenizer, self.target_tokenizer = load_tokenizers(model)
@@ -116,7 +116,7 @@ class StandIn:
 
 @pytest.fixture
 def without_model(monkeypatch: pytest.MonkeyPatch, reverse: Path) -> Iterator[None]:
-    """Translate with a StandIn, for tests of what happens around translation."""
+    """Translate with a StandIn, for tests of everything except the translation itself."""
     models.opened.cache_clear()
     monkeypatch.setattr(models, "load_translator", lambda models, **options: StandIn(reverse))
     yield

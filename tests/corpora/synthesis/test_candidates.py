@@ -24,7 +24,7 @@ TEXTS = ["eins zwei drei", "vier", "fünf sechs", "sieben acht", "neun"]
 REFERENCES = ["one two three", "fore", "", "seven ate", "no such word"]
 CANDIDATES = {
     "eins zwei drei": [("on to free", True), ("one two three four", True), ("one  two three!", True)],
-    "vier": [("four", True), ("fore", False), ("for", True)],  # the nearest is not complete
+    "vier": [("four", True), ("fore", False), ("for", True)],  # the nearest is incomplete
     "fünf sechs": [("five six", True), ("", True)],  # there is no reference
     "sieben acht": [("seven", False), ("eight", False)],
     "neun": [("xyz", True), ("jkl", True)],  # neither shares anything with it
@@ -90,10 +90,10 @@ def test_the_candidate_nearest_the_reference_is_kept(nearest: str, distil: MakeJ
         in_process(distil(nearest="bleu" if nearest == "chrf" else "chrf"))
 
 
-def test_the_plan_of_a_job_without_references_is_that_of_earlier_versions(
+def test_without_references_a_plan_is_that_of_earlier_versions(
     make_job: MakeJob, distil: MakeJob, in_process: BackTranslate
 ) -> None:
-    """This lets an older, unfinished corpus be resumed."""
+    """Therefore an unfinished corpus of an earlier version can be resumed."""
     settings = make_job(method="beam", forward=True).settings()
     assert settings["n_best"] == 1
     assert distil(decoding={"beam_size": 5}).settings() == {**settings, "n_best": 3, "beam_size": 5}
@@ -114,7 +114,7 @@ def test_the_plan_of_a_job_without_references_is_that_of_earlier_versions(
         {"search": "sample", "top_k": 10, "epsilon": 0.1},
     ],
 )
-def test_a_method_goes_with_every_saved_search(method: Method, saved: dict[str, Any]) -> None:
+def test_a_method_works_with_every_saved_search(method: Method, saved: dict[str, Any]) -> None:
     job = BackTranslationJob(models=("m",), inputs=("i",), out=Path("o"), method=method)
     decoding = job_decoding(DecodingConfig.model_validate(saved), job.settings())
     assert decoding.search == ("beam" if "beam" in method else "sample")
@@ -127,7 +127,7 @@ def test_references_must_pair_up(distil: MakeJob, in_process: BackTranslate, tmp
 
 
 @pytest.mark.slow
-def test_the_verb_with_a_model_of_its_own(
+def test_the_verb_with_its_own_model(
     ziggurat: Ziggurat, reverse: Path, mono: Path, in_process: BackTranslate, tmp_path: Path
 ) -> None:
     call = ("backtranslate", reverse, "-i", mono, "-o", tmp_path / "kd", "--forward", "--device", "cpu")

@@ -1,4 +1,4 @@
-"""The cross-entropy filter: which pairs stay, checked by a loop over the model's scores; parts, and what is refused."""
+"""The cross-entropy filter: the pairs that stay, checked by a loop over the model's scores; parts; refusals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BAD = [("", "nothing"), ("something", " \t "), ("nul \0", "here"), ("w " * 300, 
 
 @pytest.fixture(scope="module")
 def pairs() -> list[tuple[str, str]]:
-    """Pairs, every fifth of which has another's translation, and four that cannot be scored."""
+    """Pairs, every fifth of which has the translation of another one, and four that cannot be scored."""
     found = list(generate(40, seed=21))
     for n in range(0, 40, 5):
         found[n] = found[n][0], found[(n + 7) % 40][1]
@@ -87,7 +87,7 @@ def test_the_least_likely_share_is_dropped(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
-def test_parts_and_a_damaged_shard_make_the_same_corpus(make_filter: MakeFilter, tmp_path: Path) -> None:
+def test_parts_and_a_damaged_shard_give_the_same_corpus(make_filter: MakeFilter, tmp_path: Path) -> None:
     whole, parts = make_filter("whole"), make_filter("parts")
     report = filtered(whole).report
     assert filtered(parts, part=(1, 2)).report is None
@@ -106,16 +106,16 @@ def test_parts_and_a_damaged_shard_make_the_same_corpus(make_filter: MakeFilter,
 
 
 @pytest.mark.usefixtures("in_process")
-def test_what_cannot_be_filtered_is_refused(make_filter: MakeFilter, tmp_path: Path) -> None:
+def test_impossible_filters_are_refused(make_filter: MakeFilter, tmp_path: Path) -> None:
     (tmp_path / "few").write_text("one\n")
-    for changes, error, said in (
+    for changes, error, message in (
         ({"keep": 0.0}, ConfigError, "--keep 0"),
         ({"keep": 1.5}, ConfigError, "--keep 1.5"),
         ({"targets": (str(tmp_path / "few"),)}, DataError, "source has 44 lines, .*few has 1: they must pair up"),
         ({"targets": (str(tmp_path / "none"),)}, DataError, "--target: no such file"),
         ({"decoding": {"precision": "auto"}}, ConfigError, "name the precision, `precision=float32`"),
     ):
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             filtered(make_filter(**changes))
     assert not (tmp_path / "out").exists()
     (tmp_path / "blank").write_text("\n")
@@ -139,11 +139,11 @@ def test_the_verb(ziggurat: Ziggurat, reverse: Path, make_filter: MakeFilter, tm
     assert found["threshold"] <= found["median"] < 0
     swapped = (*call[:3], "--reverse", *texts, "-o", tmp_path / "wrong", "--device", "cpu")
     assert "did you mean to use it without `--reverse`" in " ".join(ziggurat(*swapped).err.split())
-    for wrong, said in (
+    for wrong, message in (
         (call[:3], "`--source FILE` is missing"),
         (call[:7], "`--out FOLDER` is missing"),
         ((*call, "kept.txt"), "`kept.txt` is not a decoding setting"),
         ((*call, "precision=auto"), "name the precision"),
     ):
         status, _, errors = ziggurat(*wrong)
-        assert (status, said in errors) == (2, True)
+        assert (status, message in errors) == (2, True)

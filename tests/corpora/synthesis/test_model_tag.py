@@ -48,7 +48,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_corpus_is_what_the_model_makes_with_the_tag(
+def test_the_model_translates_a_corpus_with_the_tag(
     many: Path, model: Translator, text: Path, tmp_path: Path, in_process: Any
 ) -> None:
     def job(out: str, tag: str | None) -> BackTranslationJob:
@@ -90,9 +90,7 @@ def test_pairs_are_scored_with_the_tag(many: Path, model: Translator, text: Path
     )
 
 
-def test_the_tag_of_the_corpus_is_not_that_of_the_model(
-    many: Path, text: Path, tmp_path: Path, ziggurat: Ziggurat
-) -> None:
+def test_the_corpus_tag_is_not_the_models_tag(many: Path, text: Path, tmp_path: Path, ziggurat: Ziggurat) -> None:
     files = ("--out", tmp_path / "out", "--device", "cpu")
     for call in (
         ("backtranslate", many, "--input", text, "--forward", "--tag", "<2de>"),
@@ -104,8 +102,8 @@ def test_the_tag_of_the_corpus_is_not_that_of_the_model(
         assert (status, "unknown tag '<2it>'" in errors) == (2, True)
 
 
-def test_an_export_says_that_it_is_tried_without_a_tag(model: Translator) -> None:
-    said = r"tags name several languages \(<2de>, <2fr>\), and the export is compared without"
-    with pytest.warns(UserWarning, match=said):
+def test_an_export_warns_that_it_is_compared_without_a_tag(model: Translator) -> None:
+    message = r"tags name several languages \(<2de>, <2fr>\), and the export is compared without"
+    with pytest.warns(UserWarning, match=message):
         found = compare(model, model, LINES[:1], search_settings(64, 20))
     assert found.identical == 1

@@ -31,7 +31,7 @@ def by_definition(text: str, seed: int, line: int) -> str:
 
 
 @given(st.lists(st.text("abc", min_size=1), min_size=2, max_size=12), st.integers(0, 9), st.integers(0, 10**12))
-def test_it_is_the_definition(words: list[str], seed: int, line: int) -> None:
+def test_it_matches_the_definition(words: list[str], seed: int, line: int) -> None:
     text = " ".join(words)
     assert add_noise(text, seed=seed, line=line) == by_definition(text, seed, line)
 
@@ -53,13 +53,13 @@ def test_words_are_dropped_replaced_and_moved_at_the_given_rates() -> None:
     assert set(moves) == {0, 1, 2, 3}
 
 
-def test_seeds_and_lines_draw_their_own() -> None:
+def test_seeds_and_lines_give_different_noise() -> None:
     text = " ".join(f"w{n}" for n in range(30))
     drawn = {add_noise(text, seed=seed, line=line) for seed in range(5) for line in range(20)}
     assert len(drawn) == 100
 
 
-def test_something_stays_of_every_text() -> None:
+def test_no_text_becomes_empty() -> None:
     assert all(add_noise("a b", seed=0, line=line) for line in range(2000))
     assert add_noise("one", seed=0, line=0) == "one"
     assert add_noise("", seed=0, line=0) == ""

@@ -22,7 +22,7 @@ from ziggurat.system.errors import DataError
 
 @given(data=st.binary(max_size=60).map(lambda b: b.replace(b"a", b"\n")), block=st.integers(1, 9))
 @settings(max_examples=200)
-def test_lines_are_what_line_feeds_end_however_blocks_fall(data: bytes, block: int) -> None:
+def test_only_line_feeds_end_lines_wherever_blocks_end(data: bytes, block: int) -> None:
     pieces = [data[i : i + block] for i in range(0, len(data), block)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "byte_blocks", lambda path: iter(pieces))
@@ -31,7 +31,7 @@ def test_lines_are_what_line_feeds_end_however_blocks_fall(data: bytes, block: i
     assert found == (expected[:-1] if expected[-1] == b"" else expected)
 
 
-def test_a_line_too_long_to_keep_is_none_and_one_line(tmp_path: Path) -> None:
+def test_a_line_too_long_to_keep_is_none_and_counts_as_one_line(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"a\n" + b"x" * 3_000_000 + b"\nb\n" + b"y" * 4 * MAX_CHARACTERS + b"\n" + b"z" * 100_000)
     assert list(raw_lines(path)) == [b"a", None, b"b", b"y" * 4 * MAX_CHARACTERS, None]

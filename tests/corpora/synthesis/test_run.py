@@ -1,4 +1,4 @@
-"""The same corpus after any kills and with any number of workers and parts; and what is refused."""
+"""The same corpus after any kills and with any number of workers and parts; refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ziggurat.translate.translator import load_translator
 
 @pytest.mark.slow
 def test_an_exported_model_translates(make_job: MakeJob, in_process: BackTranslate, tmp_path: Path) -> None:
-    """With CTranslate2, and a search that both engines do in the same way, the corpus equals the model's own."""
+    """CTranslate2 gives the corpus of the model itself if both engines search in the same way."""
     alike = {"beam_size": 4, "endings": "beam", "length_penalty": {"kind": "none", "alpha": 0.0}, "min_length": 0}
     job = make_job(method="beam", decoding=alike)
     served = tmp_path / "served"
@@ -36,10 +36,10 @@ def test_an_exported_model_translates(make_job: MakeJob, in_process: BackTransla
     ours, found = in_process(job).report, in_process(theirs).report
     assert ours is not None
     assert found is not None
-    assert found.kept == ours.kept > 3  # few of its translations end
+    assert found.kept == ours.kept > 3  # few of the model's translations end
     for side in ("source.txt", "target.txt"):
         assert lines_of(theirs.out / side) == lines_of(job.out / side)
-    assert in_process(theirs).report == found  # and resumes in its folder
+    assert in_process(theirs).report == found  # repeated, it finds its result
     with pytest.raises(DataError, match="models"):
         in_process(replace(job, out=theirs.out))
     with pytest.raises(ConfigError, match=r"CTranslate2 has no `decoding\.search: sample`"):
@@ -60,7 +60,7 @@ def lines_of(path: Path) -> list[str]:
         ("top-k", {"search": "sample", "seed": 7, "top_k": 10}),
     ],
 )
-def test_pairs_are_what_the_model_says_filtered_and_noised(
+def test_pairs_are_the_models_translations_filtered_and_noised(
     method: str, settings: dict[str, Any], make_job: MakeJob, mono: Path, in_process: BackTranslate
 ) -> None:
     job = make_job(shard_lines=21, seed=7, method=method)
@@ -83,13 +83,13 @@ def test_pairs_are_what_the_model_says_filtered_and_noised(
             clean = re.sub("[ \t]+", " ", found.text).strip(" ")
             noisy = add_noise(clean, seed=7, line=number) if method == "noised-beam" else clean
             pairs.append((noisy, found.source))
-    assert 5 < len(pairs) <= 38  # otherwise there is nothing to see
+    assert 5 < len(pairs) <= 38  # otherwise the test would show nothing
     assert list(zip(lines_of(job.out / "source.txt"), lines_of(job.out / "target.txt"), strict=True)) == pairs
     assert (report.read, report.kept, report.dropped) == (42, len(pairs), dropped)
 
 
 @pytest.mark.slow
-def test_samples_are_another_seeds_and_continue_the_same(make_job: MakeJob, in_process: BackTranslate) -> None:
+def test_samples_depend_on_the_seed_and_resume_unchanged(make_job: MakeJob, in_process: BackTranslate) -> None:
     whole, job, other = (make_job(name, method="sample", seed=seed) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
     for each in (whole, other):
         in_process(each)
@@ -131,7 +131,7 @@ def killed_at(moment: int, *, before: bool, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("without_model")
-def test_killed_at_any_write_it_continues_to_the_same_corpus(
+def test_a_kill_at_any_write_gives_the_same_corpus(
     make_job: MakeJob, in_process: BackTranslate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with killed_at(-1, before=True, monkeypatch=monkeypatch) as writes:
@@ -148,7 +148,7 @@ def test_killed_at_any_write_it_continues_to_the_same_corpus(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_model")
-def test_killed_at_every_fourth_write_it_continues_to_the_same_corpus(
+def test_kills_at_every_fourth_write_give_the_same_corpus(
     make_job: MakeJob, in_process: BackTranslate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_job()
@@ -181,7 +181,7 @@ def test_parts_are_merged_to_the_same_corpus(make_job: MakeJob, in_process: Back
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_processes_make_the_same_corpus(make_job: MakeJob, in_process: BackTranslate) -> None:
+def test_several_processes_give_the_same_corpus(make_job: MakeJob, in_process: BackTranslate) -> None:
     whole, job = make_job("whole"), make_job()
     in_process(whole)
     with pytest.MonkeyPatch.context() as patch:
@@ -194,7 +194,7 @@ POOL = launchers.worker_pool
 
 
 @pytest.mark.usefixtures("without_model")
-def test_a_whole_corpus_is_not_made_again(make_job: MakeJob, in_process: BackTranslate) -> None:
+def test_a_complete_corpus_is_not_made_again(make_job: MakeJob, in_process: BackTranslate) -> None:
     job = make_job()
     report = in_process(job).report
     for path in (*job.out.glob("translated/*"), *job.out.glob("filtered/*")):
@@ -224,8 +224,8 @@ def test_other_settings_are_refused_by_name(make_job: MakeJob, in_process: BackT
     job = make_job()
     in_process(job, part=(0, 2))
     before = tree(job.out)
-    for changes, said in OTHER_SETTINGS:
-        with pytest.raises(DataError, match=re.escape(said)):
+    for changes, message in OTHER_SETTINGS:
+        with pytest.raises(DataError, match=re.escape(message)):
             in_process(replace(job, **changes))
         assert tree(job.out) == before
     in_process(replace(job, which="60"))  # the same weights under another name
@@ -250,7 +250,7 @@ def test_other_files_and_models_are_refused(
         in_process(job)
 
 
-def test_what_cannot_be_done_is_reported_before_anything_is(
+def test_impossible_jobs_are_refused_before_anything_is_done(
     make_job: MakeJob, in_process: BackTranslate, tmp_path: Path
 ) -> None:
     nothing = tmp_path / "nothing"
@@ -270,7 +270,7 @@ def test_what_cannot_be_done_is_reported_before_anything_is(
         in_process(make_job("full"))
 
 
-def test_a_text_of_which_nothing_is_left_is_an_error_with_counts(
+def test_a_text_without_a_usable_line_is_an_error_with_counts(
     make_job: MakeJob, in_process: BackTranslate, tmp_path: Path
 ) -> None:
     (tmp_path / "bad").write_bytes(b"\xff\n\n\n")
@@ -280,7 +280,7 @@ def test_a_text_of_which_nothing_is_left_is_an_error_with_counts(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.usefixtures("without_model")
-def test_a_signal_stops_it_and_it_continues(number: int, make_job: MakeJob, in_process: BackTranslate) -> None:
+def test_a_job_stopped_by_a_signal_resumes(number: int, make_job: MakeJob, in_process: BackTranslate) -> None:
     whole, job = make_job("whole"), make_job()
     in_process(whole)
 
@@ -359,7 +359,7 @@ def test_hostile_files_lose_lines_or_are_refused_by_name(
     assert not any(line in (b"", b" ") for side in sides for line in side.split(b"\n")[:-1])
 
 
-def test_jobs_of_unlike_settings_are_unlike(make_job: MakeJob) -> None:
+def test_jobs_with_different_settings_differ(make_job: MakeJob) -> None:
     """A worker keeps its model for one job; another job must not get it, even if only its settings differ."""
     first: BackTranslationJob = make_job()
     assert first == make_job()

@@ -32,7 +32,7 @@ COMMON = ("--method", "beam", "--max-ratio", "50", "--device", "cpu")
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do without other processes."""
+    """Work without other processes."""
     monkeypatch.setattr(launchers, "worker_pool", here)
 
 
@@ -87,7 +87,7 @@ def test_parts_and_their_merge(ziggurat: Ziggurat, reverse: Path, mono: Path, tm
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--out", "o"], "`--input FILE` is missing"),
         (["--input", "x"], "`--out FOLDER` is missing"),
@@ -101,13 +101,13 @@ def test_parts_and_their_merge(ziggurat: Ziggurat, reverse: Path, mono: Path, tm
     ],
 )
 def test_mistakes_are_reported(
-    arguments: list[str], said: str, ziggurat: Ziggurat, reverse: Path, mono: Path, tmp_path: Path,
+    arguments: list[str], message: str, ziggurat: Ziggurat, reverse: Path, mono: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     status, _, errors = ziggurat("backtranslate", reverse, *(a.replace("{mono}", str(mono)) for a in arguments))
     assert status == 2
-    assert said in errors
+    assert message in errors
     assert list(tmp_path.iterdir()) == []
 
 
@@ -116,7 +116,7 @@ def test_mistakes_are_reported(
 @pytest.mark.parametrize(
     ("more", "wanted"), [((), "a model from `qhi` to `qlo`"), (("--forward", "--tag", ""), "text in `qlo`")]
 )
-def test_text_in_the_language_that_the_model_writes_is_noticed(
+def test_text_in_the_models_target_language_is_reported(
     more: tuple[str, ...], wanted: str, ziggurat: Ziggurat, reverse: Path, mono: Path, tmp_path: Path
 ) -> None:
     text = tmp_path / "news.qhi"
@@ -130,7 +130,7 @@ def test_text_in_the_language_that_the_model_writes_is_noticed(
 
 
 @pytest.mark.usefixtures("in_process")
-def test_a_signal_is_its_exit_status(
+def test_a_signal_determines_the_exit_status(
     ziggurat: Ziggurat, reverse: Path, mono: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut = job.cut
@@ -178,7 +178,7 @@ def long_text(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_killed_twenty_times_it_makes_the_same_corpus(reverse: Path, long_text: Path, tmp_path: Path) -> None:
+def test_twenty_kills_give_the_same_corpus(reverse: Path, long_text: Path, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "bt"
     assert start(reverse, long_text, whole, "--workers", "1").wait() == 0
     draw = random.Random(20)
@@ -188,7 +188,7 @@ def test_killed_twenty_times_it_makes_the_same_corpus(reverse: Path, long_text: 
         while process.poll() is None and len(list(out.rglob("*.json"))) < wanted:
             time.sleep(0.005)
         time.sleep(draw.random() * 0.05)
-        assert process.poll() is None, process.communicate()[0]  # otherwise it was not killed while at work
+        assert process.poll() is None, process.communicate()[0]  # otherwise it was not killed while working
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     done = len(list((out / "filtered").glob("*.json")))
@@ -204,7 +204,7 @@ def test_killed_twenty_times_it_makes_the_same_corpus(reverse: Path, long_text: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_stopped_by_a_signal_it_leaves_no_process_and_continues(
+def test_a_stop_by_a_signal_leaves_no_process_and_is_resumed(
     number: signal.Signals, reverse: Path, long_text: Path, tmp_path: Path
 ) -> None:
     whole, out = tmp_path / "whole", tmp_path / "bt"

@@ -115,7 +115,7 @@ def _data(work: Path) -> None:
     with (work / "train.align").open("w") as file:
         for a, b in rows["train"]:
             one, other = (len(model.encode(text)) for model, text in zip(models, (a, b), strict=True))
-            # Along the diagonal: it only matters that the head is taught, not what.
+            # Along the diagonal; it does not matter what the head is taught.
             file.write(" ".join(f"{math.floor(t * one / other)}-{t}" for t in range(other)) + "\n")
 
 

@@ -25,7 +25,7 @@ def identity(sentences: list[str]) -> list[SentenceTranslation]:
 
 
 def permuting(seed: int | None, *, aligned: bool = True, change: Callable[[str], str] = lambda word: word) -> Translate:
-    """A translator that moves words between blanks at random (None: moves none), and changes each by `change`.
+    """A translator that moves words between blanks at random (None: not at all), and changes each by `change`.
 
     One blank separates two words, as a model writes them.
     """
@@ -50,7 +50,7 @@ def permuting(seed: int | None, *, aligned: bool = True, change: Callable[[str],
 
 
 def swapped(word: str) -> str:
-    """Return the word with its ASCII letters in the other case: never the same word, and of the same length."""
+    """Return the word with its ASCII letters in the other case: a different word of the same length."""
     return "".join(c.swapcase() if c.isascii() else c for c in word)
 
 
@@ -63,7 +63,7 @@ def upper(sentences: list[str]) -> list[SentenceTranslation]:
 
 
 def steps(work: Callable[[], object]) -> int:
-    """Return how many Python and C functions `work` calls: its cost without a clock, except loops inside C."""
+    """Return how many Python and C functions `work` calls: its cost without a clock, apart from loops inside C."""
     count = 0
 
     def seen(frame: FrameType, event: str, argument: object) -> None:

@@ -38,7 +38,7 @@ def run(text: str, properties: str = "", attributes: str = "") -> str:
 
 BODY = (
     '<w:p w:rsidR="00A1"><w:pPr><w:pStyle w:val="Heading1"/></w:pPr>' + run("The first heading") + "</w:p>"
-    # One word in three runs divided only by the editing history, a bold word, a footnote, a link, a deleted word.
+    # A word in three runs that only the editing history divides, a bold word, a footnote, a link, a deleted word.
     "<w:p>"
     + run("One lit", attributes=' w:rsidR="01"')
     + run("tle ho", attributes=' w:rsidR="02"')
@@ -217,4 +217,4 @@ FILES: dict[str, bytes] = {
     "a.odt": odt(),
     "a.epub": epub(),
 }
-"""FILES are one file of each kind."""
+"""FILES has one file of each kind."""

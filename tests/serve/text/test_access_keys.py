@@ -1,4 +1,4 @@
-"""Access keys of labels: hidden from the model, and marked again in the translation."""
+"""Access keys of labels: hidden from the model, and restored in the translation."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_other_signs_stay_text(text: str) -> None:
         ("_Open", "42", "42"),
     ],
 )
-def test_a_translation_has_the_mark_where_a_key_can_be(source: str, said: str, marked: str) -> None:
+def test_a_translation_has_the_mark_before_a_possible_key(source: str, said: str, marked: str) -> None:
     found = read_label(source)
     assert found is not None
     assert found.translated(said) == marked
@@ -83,7 +83,7 @@ def test_labels_of_gettext_are_marked_again() -> None:
         return upper(sentences)
 
     said = run(document(content.encode(), "a.po", SETTINGS), watched).value.decode()
-    assert asked == ["E_xit now", "File", "Files"]  # HTML is left as it is
+    assert asked == ["E_xit now", "File", "Files"]  # HTML is left unchanged
     assert 'msgstr[0] "_fILE"\nmsgstr[1] "_fILES"' in said
     assert 'msgstr[1] "_Files"' in run(document(content.encode(), "a.po", SETTINGS), identity).value.decode()
 

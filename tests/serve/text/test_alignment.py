@@ -73,7 +73,7 @@ def test_bytes_of_a_letter_are_that_letter() -> None:
 
 
 def test_subword_nmt_and_unknown_words() -> None:
-    text = "The lit@@ tle mouse dog"  # as the user of such a model gives it
+    text = "The lit@@ tle mouse dog"  # as users of such a model write it
     (ids,) = WORDS.encode([text])
     assert WORDS.pieces(ids) == ["The", "lit@@", "tle", "<unk>", "dog"]
     assert piece_spans("The little mouse dog", WORDS.pieces(ids)) == [(0, 3), (4, 7), (7, 10), (11, 16), (17, 20)]
@@ -83,7 +83,7 @@ def test_subword_nmt_and_unknown_words() -> None:
     assert piece_spans("", []) == []
 
 
-def test_normalisation_is_seen_through() -> None:
+def test_links_survive_normalisation() -> None:
     assert piece_spans("ﬁne  Straße", ["▁fi", "n", "e", "▁stra", "s", "s", "e"]) == [
         (0, 1), (1, 2), (2, 3), (5, 9), (9, 10), (9, 10), (10, 11)
     ]  # fmt: skip
@@ -108,7 +108,7 @@ def test_links_are_between_the_words(tokenizer: Tokenizer, tag: str) -> None:
         assert source[link.source_start] == ("h" if link.target_start < 4 else "T")
 
 
-def test_source_pieces_that_no_target_piece_attends_to_most_are_linked_by_weight() -> None:
+def test_source_pieces_without_a_strongest_link_are_linked_by_weight() -> None:
     soft = [[0.6, 0.3, 0.1], [0.7, 0.25, 0.05]]
     found = rendered(translation(WORDS, "The house", "dog The", [0, 0], soft=soft), control_pieces(WORDS))
     assert found.links == [Link(0, 3, 0, 3), Link(0, 3, 4, 7), Link(4, 9, 0, 3)]

@@ -57,7 +57,7 @@ def translated(body: str, translate: Translate = faithful, settings: Settings = 
         ("\n    One two.\n    Three\n    four.\n  ", " oNE TWO. tHREE FOUR. "),
         ("<![CDATA[\n  One\n  <b>two</b>\n]]>", "<![CDATA[ oNE <b>TWO</b>\n]]>"),
         ("One\n  <b>two\n  three</b>", "oNE <b>TWO THREE</b>"),
-        ('"One\n  two"', '"oNE\n  TWO"'),  # between quotation marks everything is shown
+        ('"One\n  two"', '"oNE\n  TWO"'),  # everything between quotation marks is shown
         (r"Hello\u0020", r"hELLO\u0020"),
         (r"\u0020A word\u0020\u0020", r"\u0020a WORD\u0020\u0020"),
         (r"\ A word\ ", r"\ a WORD\ "),
@@ -96,11 +96,11 @@ def test_a_string_is_written_as_it_was(inside: str, said: str) -> None:
         ("<!-- words --><skip/>", None),
     ],
 )  # fmt: skip
-def test_what_of_a_file_is_text(body: str, said: str | None) -> None:
+def test_the_text_in_a_file(body: str, said: str | None) -> None:
     assert translated(body) == (body if said is None else said)
 
 
-def test_what_is_not_read_is_counted_with_its_place() -> None:
+def test_unread_text_is_counted_with_its_place() -> None:
     body = (
         '<array name="colours"><item>#fff</item><item>@color/a</item></array>'
         '<array name="mixed"><item>Some text</item></array>'
@@ -159,7 +159,7 @@ def shown(raw: str) -> str:
     return said.removesuffix(" ") if is_blank else said
 
 
-def test_the_end_of_a_line_is_not_put_inside_a_quoted_word() -> None:
+def test_line_ends_do_not_split_a_quoted_word() -> None:
     for text in (r"Open \n it\'s it\'s \"so\"", r"One \n (two) \n three, four"):
         for seed in range(20):
             body = f'<string name="a">{text}</string>'
@@ -202,5 +202,5 @@ def test_any_strings_show_the_same_characters(strings: list[str], seed: int) -> 
         assert said.count("\n") == source.count("\n")
         assert len(said) - len(said.lstrip(" ")) >= len(source) - len(source.lstrip(" "))
         unquoted = (one.text or "").replace('\\"', "")
-        if unquoted.count('"') % 2 == 0:  # an open quote keeps the blanks behind it, and may move to the end
+        if unquoted.count('"') % 2 == 0:  # an open quote keeps the blanks after it, and may move to the end
             assert len(said) - len(said.rstrip(" ")) >= len(source) - len(source.rstrip(" "))

@@ -1,4 +1,4 @@
-"""Whatever separates two words, in every kind of document: words are not glued, and it returns to its place."""
+"""Everything that separates two words, in every kind of document: it returns to its place, and words are not glued."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTINGS = Settings(Options(sentencex_splitter("en")), "en", "de")
 
 
 def asked_and_said(name: str, content: bytes, translate: Translate = upper) -> tuple[list[str], bytes]:
-    """Return the sentences that a document requests, and its translation."""
+    """Return the sentences to be translated in a document, and the document's translation."""
     asked: list[str] = []
 
     def watched(sentences: list[str]) -> list[SentenceTranslation]:
@@ -30,7 +30,7 @@ def asked_and_said(name: str, content: bytes, translate: Translate = upper) -> t
 
 
 def word(paragraph: str, translate: Translate = upper) -> tuple[list[str], str]:
-    """Return the same for a Word paragraph, with the translation's content as one letter per mark."""
+    """Return the same for a Word paragraph, whose translation is given with one letter per mark."""
     asked, said = asked_and_said("a.docx", docx(f"<w:p>{paragraph}</w:p>"), translate)
     body = members(said)["word/document.xml"].decode().partition("<w:body>")[2].partition("<w:sectPr/>")[0]
     asked = [sentence for sentence in asked if sentence not in ("The note itself.", "The header")]
@@ -82,7 +82,7 @@ def test_tabs_in_links_and_fields_of_word() -> None:
     assert word(f"{begins}{one_run('Contents', '<w:tab/>', '1')}") == (["Contents"], "cONTENTS\t1")
 
 
-def test_a_paragraph_of_several_texts_keeps_its_source_where_nothing_changes() -> None:
+def test_an_unchanged_paragraph_of_several_texts_keeps_its_source() -> None:
     begins = '<w:r w:rsidR="01"><w:fldChar w:fldCharType="begin"/></w:r>'
     runs = '<w:r w:rsidR="1"><w:t>One </w:t></w:r><w:r w:rsidR="2"><w:t>two</w:t><w:tab/><w:t>3</w:t></w:r><w:r/>'
     for paragraph in (begins + runs, runs, runs + begins, f"<w:hyperlink>{runs}</w:hyperlink>{begins}"):
@@ -217,7 +217,7 @@ POINTS = ("<img src=x>", "<!-- c -->", "<a id=x></a>", "<a href=x><img src=x></a
 )
 def test_a_point_between_two_blanks_keeps_both(point: str, page: str, said: str) -> None:
     found = asked_and_said("a.html", page.replace("#", point).encode(), fluent)[1]
-    if "#here" not in page and "see#" not in page:  # where an image stands for a blank
+    if "#here" not in page and "see#" not in page:  # in those an image stands for a blank
         assert found.decode().split() == said.replace("#", point).split()
     assert asked_and_said("a.html", page.replace("#", point).encode(), identity)[1].decode() == page.replace("#", point)
 
@@ -259,7 +259,7 @@ SCRAPS = st.lists(
 
 @given(SCRAPS, st.sampled_from((None, 1, 2, 3)))
 @settings(max_examples=150)
-def test_no_point_touches_a_word_that_stood_apart(scraps: list[str], seed: int | None) -> None:
+def test_no_point_touches_a_word_that_was_apart_from_it(scraps: list[str], seed: int | None) -> None:
     page = " ".join(scraps)
     said = asked_and_said("a.html", page.encode(), permuting(seed, change=swapped))[1].decode()
     assert not re.search(r"\w<(?:img|a|!)|(?:-->|</a>|src=x>)\w", said)

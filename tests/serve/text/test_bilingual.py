@@ -44,7 +44,7 @@ def mark(mid: int, text: str) -> str:
     return f'<mrk mtype="seg" mid="{mid}">{text}</mrk>'
 
 
-def test_segments_get_a_target_behind_them() -> None:
+def test_segments_get_a_target_after_their_source() -> None:
     first, second = mark(1, "One here."), mark(2, 'Two <g id="2">bold</g> here.')
     asked, outcome = read(
         f'<source>One here. Two <g id="2">bold</g> here.</source><seg-source>{first} {second}</seg-source>'
@@ -210,7 +210,7 @@ def test_other_languages_are_refused(source: str, target: str, is_refused: bool)
         ("de", "de_DE.UTF-8", True),
     ],
 )
-def test_scripts_of_a_language_are_told_apart(model: str, of_file: str, are_same: bool) -> None:
+def test_scripts_of_a_language_are_distinguished(model: str, of_file: str, are_same: bool) -> None:
     settings = Settings(SETTINGS.options, "en", model)
     unit = "<body><trans-unit id='1'><source>words</source></trans-unit></body>"
     text = f'<xliff version="1.2"><file source-language="en" target-language="{of_file}">{unit}</file></xliff>'
@@ -233,7 +233,7 @@ def test_any_translation_is_well_formed(said: str) -> None:
         read(f"<source>{source}</source>", answer)
 
 
-def test_what_trados_marks_as_deleted_stays_out() -> None:
+def test_text_that_trados_marks_as_deleted_is_left_out() -> None:
     deleted = 'Some <mrk mtype="x-sdl-deleted">gone <g id="1">words</g></mrk>new <mrk mtype="x-sdl-added">text</mrk>'
     found, outcome = read(f"<source>{deleted}</source>")
     assert (found, target(outcome)) == (["Some new text"], 'sOME NEW <mrk mtype="x-sdl-added">TEXT</mrk>')
@@ -251,7 +251,7 @@ def test_text_inside_native_codes_is_reported(inside: str) -> None:
     assert outcome.notices.places == ({"not_read": "unit u"} if inside else {})
 
 
-def test_tags_of_phrase_come_through() -> None:
+def test_tags_of_phrase_survive() -> None:
     def letters(sentences: list[str]) -> list[SentenceTranslation]:
         return [SentenceTranslation(re.sub(r"[^A-Z ]", "", text.upper()), None) for text in sentences]
 
@@ -349,7 +349,7 @@ def test_a_source_that_is_text_gets_a_target(text: str) -> None:
         ("Hello &lt;b&gt;you&lt;/b&gt;\nLine two", ' xml:space="preserve"', ["Hello you", "Line two"]),
     ],
 )
-def test_line_ends_that_are_no_layout_divide_texts(source: str, attributes: str, asked: list[str]) -> None:
+def test_line_ends_that_are_not_layout_divide_texts(source: str, attributes: str, asked: list[str]) -> None:
     found, outcome = read(f"<source>{source}</source>", attributes=attributes)
     assert found == asked
     assert read(f"<source>{source}</source>", identity, attributes)[1].value.decode().count(source) == 2

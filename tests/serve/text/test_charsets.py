@@ -76,7 +76,7 @@ DECLARATIONS = [
 
 
 def declared(page: bytes) -> str:
-    """Return the character set that a page names, by a pattern other than the package's."""
+    """Return the character set that a page declares, found with a pattern other than the package's."""
     bare = re.sub(r"<!--.*?-->", "", page.decode("latin-1"))
     return re.search(r"""(?i:charset|encoding)=["']?([\w-]+)""", bare)[1]  # type: ignore[index]
 
@@ -128,7 +128,7 @@ def test_bytes_that_are_not_of_the_character_set_are_refused() -> None:
         translated("a.html", page)
     with pytest.raises(DataError, match=r"a\.html: not valid UTF-8"):
         translated("a.html", b"<p>caf\xe9")
-    for codec in ("punycode", "unicode_escape", "rot13", "utf-7", "idna"):  # Python's, and not character sets
+    for codec in ("punycode", "unicode_escape", "rot13", "utf-7", "idna"):  # codecs of Python, not character sets
         with pytest.raises(DataError, match="is unknown; convert it to UTF-8"):
             translated("a.xlf", f'<?xml version="1.0" encoding="{codec}"?><xliff/>'.encode())
         page = (PAGE % (f"<meta charset={codec}>", "")).encode()
@@ -146,7 +146,7 @@ CATALOGUE = (
     [
         ("ISO-8859-1", "latin-1", "é", "Größe", "ISO-8859-1"),
         ("ISO-8859-1", "latin-1", "é", "Größe 漢", "UTF-8"),
-        ("ISO-8859-1", "latin-1", "", "“so”", "UTF-8"),  # not part of it, whatever browsers do
+        ("ISO-8859-1", "latin-1", "", "“so”", "UTF-8"),  # not part of it, although browsers accept it
         ("ASCII", "ascii", "", "Größe", "UTF-8"),
         ("ASCII", "ascii", "", "Haus", "ASCII"),
         ("CHARSET", "utf-8", "", "Größe", "UTF-8"),
@@ -182,10 +182,10 @@ def test_any_bytes_of_a_declared_charset_come_back(one: str, other: str, label: 
     content = (PAGE % (f'<meta charset="{label}">', f"{one} <i>{other}</i>")).encode("latin-1")
     try:
         said = translated("a.html", content)
-    except DataError:  # bytes that windows-1252 does not have
+    except DataError:  # bytes without a meaning in windows-1252
         assert label == "windows-1252"
         return
-    if not content.isascii() and declared(said) == "utf-8":  # UTF-8 by chance
+    if not content.isascii() and declared(said) == "utf-8":  # valid UTF-8 by chance
         content.decode()
         return
     assert said == content

@@ -1,4 +1,4 @@
-"""Word's controls, form fields and letters in frames: text that Word takes from outside a paragraph."""
+"""Word's controls, form fields and framed letters: text that Word takes from outside a paragraph."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ REPEATED = f"<w15:repeatingSection {W15}/><w15:dataBinding {W15} w:xpath='/a'/>"
                    "</v:textbox></w:pict></w:r>", run("Text")), 0),
     ],
 )  # fmt: skip
-def test_a_translated_control_is_bound_to_nothing(body: str, left: int) -> None:
+def test_a_translated_control_loses_its_binding(body: str, left: int) -> None:
     said = main_text(body)
     assert said.count("dataBinding") == left
     assert "mY REPORT" in said or "My report" not in body
@@ -127,7 +127,7 @@ def test_names_are_known_whatever_the_prefix() -> None:
     assert b"dataBinding" not in said
 
 
-# Instructions of fields
+# Field instructions
 
 
 def field(*instruction: str, result: str = "") -> str:
@@ -153,7 +153,7 @@ def test_entries_of_indexes(instruction: str, said: str) -> None:
     assert translated(body).notices == {}
 
 
-def test_entries_stay_entries_whatever_is_said() -> None:
+def test_entries_stay_entries_whatever_the_translation() -> None:
     def answer(sentences: list[str]) -> list[SentenceTranslation]:
         return [SentenceTranslation('a "b": c\\', [Link(0, len(s), 0, 9)]) for s in sentences]
 
@@ -161,7 +161,7 @@ def test_entries_stay_entries_whatever_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("instruction", "told"),
+    ("instruction", "reported"),
     [
         (('IF 1 = 1 "Dear Sir" "Dear Madam"',), 1),
         (("IF ", '"x" = "y" "Dear', ' Sir"'), 1),
@@ -179,12 +179,12 @@ def test_entries_stay_entries_whatever_is_said() -> None:
         ((' TOC \\o "1-3" \\t "My style,1" ',), 0),
     ],
 )
-def test_text_in_instructions_that_stays_is_reported(instruction: tuple[str, ...], told: int) -> None:
+def test_text_in_instructions_that_stays_is_reported(instruction: tuple[str, ...], reported: int) -> None:
     for body in (
         paragraph(run("Say "), field(*instruction, result="this"), run(" now.")),
         paragraph(f"<w:fldSimple w:instr='{''.join(instruction)}'>{run('this')}</w:fldSimple>"),
     ):
-        assert translated(body).notices == ({"left_out": 1} if told else {})
+        assert translated(body).notices == ({"left_out": 1} if reported else {})
 
 
 @pytest.mark.parametrize(
@@ -200,27 +200,27 @@ def test_instructions_are_read_in_linear_time(soup: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("inside", "said", "told"),
+    ("inside", "said", "reported"),
     [
         ('<p:cNvPr id="1"><a:hlinkClick tooltip="Go there"/></p:cNvPr>', 'tooltip="gO THERE"', 0),
         ('<a:p><a:r><a:rPr><a:hlinkClick tooltip="Go there"/></a:rPr><a:t>x y</a:t></a:r></a:p>', "Go there", 1),
         ('<a:p><a:r><a:rPr><a:hlinkClick tooltip=""/></a:rPr><a:t>x y</a:t></a:r></a:p>', 'tooltip=""', 0),
     ],
 )
-def test_tooltips_of_slides(inside: str, said: str, told: int) -> None:
+def test_tooltips_of_slides(inside: str, said: str, reported: int) -> None:
     space = 'xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main" xmlns:p="urn:p"'
     part = "ppt/slides/slide1.xml"
     content = packed({"ppt/presentation.xml": "<x/>", part: f"<p:sld {space}>{inside}<a:p/></p:sld>"})
     outcome = run_work(document(content, "a.pptx", SETTINGS), upper)
     assert said in members(outcome.value)[part].decode()
-    assert outcome.notices["left_out"] == told
+    assert outcome.notices["left_out"] == reported
     assert run_work(document(content, "a.pptx", SETTINGS), identity).value == content
 
 
 @pytest.mark.parametrize(
     "odd", [field(' XE "apple" '), '<w:helpText w:val="Words"/>', '<w:listItem w:displayText="Red"/>']
 )
-def test_text_in_odd_places_is_kept(odd: str) -> None:
+def test_text_in_unusual_places_is_kept(odd: str) -> None:
     ruby = f"<w:r><w:ruby><w:rt>{odd}</w:rt><w:rubyBase>{run('base')}</w:rubyBase></w:ruby></w:r>"
     for body in (paragraph(run("x y", odd)), paragraph(ruby), f"<w:p><w:pPr>{odd}</w:pPr>{run('x y')}</w:p>"):
         assert translated(body, identity).value == docx(body)
@@ -260,7 +260,7 @@ def asked_for(body: str) -> list[str]:
         ("O", ('<w:bookmarkStart w:id="0" w:name="x"/>', run("nce."), '<w:bookmarkEnd w:id="0"/>'), "Once.", "o|NCE."),
     ],
 )  # fmt: skip
-def test_a_letter_in_a_frame_begins_the_text_next_to_it(
+def test_a_framed_letter_begins_the_text_next_to_it(
     cap: str, following: tuple[str, ...], asked: str, said: str
 ) -> None:
     body = framed(cap, *following)
@@ -282,7 +282,7 @@ def test_a_letter_in_a_frame_begins_the_text_next_to_it(
         framed("7", run("th heaven.")),
     ],
 )
-def test_other_paragraphs_are_texts_alone(body: str) -> None:
+def test_other_paragraphs_are_separate_texts(body: str) -> None:
     assert not any(text.startswith(("Once", "7th")) for text in asked_for(body))
     assert translated(body, identity).value == docx(body)
 
@@ -381,7 +381,7 @@ def test_fields_of_opendocument(inside: str, asked: list[str], said: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("tag", "told"),
+    ("tag", "reported"),
     [
         ('<text:user-field-decls><text:user-field-decl office:string-value="Two words"/></text:user-field-decls>', 1),
         ('<text:user-field-decls><text:user-field-decl office:string-value="7"/></text:user-field-decls>', 0),
@@ -391,11 +391,11 @@ def test_fields_of_opendocument(inside: str, asked: list[str], said: str) -> Non
         ('<x style:num-prefix="a)"/>', 0),
     ],
 )
-def test_text_of_opendocument_that_stays_is_reported(tag: str, told: int) -> None:
+def test_text_of_opendocument_that_stays_is_reported(tag: str, reported: int) -> None:
     parts = members(odt())
     parts["styles.xml"] = parts["styles.xml"].replace(b"<style:footer>", f"{tag}<style:footer>".encode())
     outcome = run_work(document(packed(parts), "a.odt", SETTINGS), upper)
-    assert outcome.notices == ({"left_out": 1} if told else {})
+    assert outcome.notices == ({"left_out": 1} if reported else {})
 
 
 PROPERTY = "<dc:{0}>My report</dc:{0}>"

@@ -1,4 +1,4 @@
-"""Documents into and from languages that are written from right to left."""
+"""Documents translated into and from languages that are written from right to left."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_other_pairs_change_nothing(name: str, source: str, target: str) -> None
 
 
 @pytest.mark.parametrize("name", ["a.docx", "a.pptx"])
-def test_what_is_turned_is_turned_once(name: str) -> None:
+def test_each_direction_is_turned_once(name: str) -> None:
     content = {"a.docx": docx, "a.pptx": pptx}[name]()
     options = Settings(Options(sentencex_splitter("en")), "", "ar")
     once = run_work(document(content, name, options), identity).value
@@ -269,7 +269,7 @@ def book(version: str, spine: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("inside", "told"),
+    ("inside", "reported"),
     [
         ("<text>Page text</text>", 1),
         ('<text x="1"><tspan>Page</tspan></text>', 1),
@@ -279,15 +279,15 @@ def book(version: str, spine: str) -> bytes:
         ("<foreignObject><p>Words</p></foreignObject>", 1),
     ],
 )
-def test_drawings_with_text_in_books_are_reported(inside: str, told: int) -> None:
+def test_drawings_with_text_in_books_are_reported(inside: str, reported: int) -> None:
     parts = members(book("3.0", "<spine>"))
     item = b'<item id="s" href="page.svg" media-type="image/svg+xml"/></manifest>'
     parts["OPS/book.opf"] = parts["OPS/book.opf"].replace(b"</manifest>", item)
     parts["OPS/page.svg"] = f"<svg xmlns:svg='urn:s'>{inside}</svg>".encode()
     options = Settings(Options(sentencex_splitter("en")), "en", "de")
     notices = run_work(document(packed(parts), "a.epub", options), identity).notices
-    assert notices == ({"left_out": 1} if told else {})
-    assert not told or notices.places == {"left_out": "OPS/page.svg"}
+    assert notices == ({"left_out": 1} if reported else {})
+    assert not reported or notices.places == {"left_out": "OPS/page.svg"}
 
 
 @pytest.mark.parametrize(

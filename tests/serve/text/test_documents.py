@@ -1,4 +1,4 @@
-"""Documents: everything but text keeps its bytes, text is translated whole, and files are well formed."""
+"""Documents: everything except text keeps its bytes, text is translated completely, and files are well formed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_an_empty_translation_leaves_the_source_and_is_counted(name: str, answer
 
 
 @pytest.mark.parametrize("aligned", [True, False])
-def test_only_what_was_empty_stays(aligned: bool) -> None:
+def test_only_texts_with_an_empty_translation_stay(aligned: bool) -> None:
     def translate(sentences: list[str]) -> list[SentenceTranslation]:
         answers = permuting(None, change=swapped)(sentences)
         return [SentenceTranslation("", []) if "two" in s else a for s, a in zip(sentences, answers, strict=True)]
@@ -102,7 +102,7 @@ def test_parts_stay_well_formed_with_the_same_elements(name: str, seed: int) -> 
             continue
         text, before = said[part].replace(b"&nbsp;", b" "), content.replace(b"&nbsp;", b" ")
         elements, earlier = (Counter(e.tag for e in ElementTree.fromstring(t).iter()) for t in (text, before))
-        for runs in ("r", "t", "rPr"):  # of which there are fewer or more
+        for runs in ("r", "t", "rPr"):  # runs, of which there are fewer or more
             for space in (W, "{http://schemas.openxmlformats.org/drawingml/2006/main}"):
                 elements.pop(space + runs, None)
                 earlier.pop(space + runs, None)
@@ -117,7 +117,7 @@ def letters(text: str) -> Counter[str]:
 
 
 def word_text(content: bytes, part: str = "word/document.xml") -> list[list[tuple[str, str]]]:
-    """Return each paragraph's runs: the text, and the names of the properties."""
+    """Return each paragraph's runs: the text, and the names of its properties."""
     root = ElementTree.fromstring(members(content)[part])
     return [
         [
@@ -185,7 +185,7 @@ def test_runs_of_any_kind_come_back_whole(parts: list[tuple[str, str]], seed: in
         ('<p title="lang" lang = "en-GB" hreflang="en">', '<p title="LANG" lang = "de" hreflang="en">'),
     ],
 )
-def test_the_language_of_a_page_becomes_the_targets_where_it_is_the_sources(tag: str, said: str) -> None:
+def test_the_language_of_a_page_changes_from_source_to_target(tag: str, said: str) -> None:
     page = f"<!-- {tag} -->{tag}<body>One</body>"
     found = run(document(page.encode(), "a.html", Settings(Options(None), "en", "de")), upper).value
     assert found.decode() == f"<!-- {tag} -->{said}<body>ONE</body>"
@@ -243,7 +243,7 @@ def test_subtitles() -> None:
     )
 
 
-def test_xliff_fills_in_what_has_no_target() -> None:
+def test_xliff_fills_in_missing_targets() -> None:
     said = translated("a.xlf", upper).decode()
     marked = ' state="needs-review-translation" state-qualifier="leveraged-mt"'
     assert f'\n    <target{marked}>PRESS <g id="1">THE BUTTON</g><x id="2"/> NOW</target>\n' in said
@@ -267,7 +267,7 @@ XLIFF_2 = (
 
 
 @pytest.mark.parametrize("state", ["new", "needs-translation"])
-def test_a_target_that_says_it_is_untranslated_is_replaced(state: str) -> None:
+def test_a_target_marked_as_untranslated_is_replaced(state: str) -> None:
     content = (
         XLIFF_1 % f'<target xml:lang="de" state="{state}" state-qualifier="id-match" phase-name="x">Some words</target>'
     )
@@ -282,7 +282,7 @@ def test_a_target_that_says_it_is_untranslated_is_replaced(state: str) -> None:
     "state",
     ["needs-review-translation", "needs-adaptation", "needs-l10n", "translated", "signed-off", "final", "x-own", None],
 )
-def test_a_target_that_somebody_worked_on_stays(state: str | None) -> None:
+def test_a_target_that_was_edited_stays(state: str | None) -> None:
     said = f' state="{state}"' if state else ""
     content = XLIFF_1 % f"<target{said}>Fertiger Text</target>"
     assert translated("a.xlf", upper, content.encode()).decode() == content
@@ -293,7 +293,7 @@ def test_a_target_that_somebody_worked_on_stays(state: str | None) -> None:
     [("no", "yes", True), ("no", "", False), ("yes", "no", False), ("", "no", False), ("no", "other", False)],
 )
 @pytest.mark.parametrize("version", ["1.2", "2.1"])
-def test_the_nearest_element_of_xliff_says_whether_text_is_translated(
+def test_the_nearest_xliff_element_decides_whether_text_is_translated(
     version: str, group: str, unit: str, is_translated: bool
 ) -> None:
     def said(value: str) -> str:
@@ -302,7 +302,7 @@ def test_the_nearest_element_of_xliff_says_whether_text_is_translated(
     second = version != "1.2"
     outer, inner = ("<unit%s><segment>", "</segment></unit>") if second else ("<trans-unit%s>", "</trans-unit>")
     units = (f"{outer % said(value)}<source>Some words</source>{inner}" for value in (unit, ""))
-    # The second group specifies nothing: the first one's settings end with it.
+    # The second group specifies nothing, because the settings of the first one end with it.
     content = f'<xliff version="{version}"><file><group{said(group)}>{next(units)}</group><group>{next(units)}</group>'
     found = translated("a.xlf", upper, f"{content}</file></xliff>".encode()).decode()
     first, second_group = found.split("</group><group>")
@@ -334,7 +334,7 @@ def test_tmx_adds_a_variant() -> None:
         translated("a.tmx", identity, settings=Settings(SETTINGS.options))
 
 
-def test_gettext_fills_in_what_has_no_translation() -> None:
+def test_gettext_fills_in_missing_translations() -> None:
     assert translated("a.po", upper).decode() == TEXTS["a.po"].replace(
         '#, c-format\nmsgid "Open %s file\\n"\nmsgstr ""',
         '#, fuzzy, c-format\nmsgid "Open %s file\\n"\nmsgstr "OPEN %s FILE\\n"',
@@ -356,14 +356,14 @@ def test_gettext_fills_in_what_has_no_translation() -> None:
         ('#~ msgid "Gone"\n#~ msgstr "Weg"\n', '#~ msgid "Gone"\n#~ msgstr "Weg"\n#, fuzzy\n'),
     ],
 )
-def test_a_new_translation_is_fuzzy_in_the_form_of_gettext(before: str, after: str) -> None:
+def test_a_new_translation_is_marked_fuzzy_like_gettexts(before: str, after: str) -> None:
     rest = 'msgctxt "x"\nmsgid "Some words"\nmsgstr "%s"\n\n#, c-format\nmsgid "Done"\nmsgstr "Fertig"\n'
     said = translated("a.po", upper, f"{before}{rest % ''}".encode()).decode()
     assert said == f"{after}{rest % 'SOME WORDS'}"
     assert translated("a.po", upper, said.encode()).decode() == said
 
 
-def test_json_values_and_nothing_else() -> None:
+def test_only_json_values() -> None:
     said = json.loads(translated("a.json", upper))
     listed = ["TWO WORDS", None, {"key words": 'A <b>BOLD</b> Ü " THING'}]
     assert said == {"title": "HELLO {name}", "n": 1.5, "list": listed, "url": "http://x.y"}

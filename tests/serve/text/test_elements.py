@@ -1,4 +1,4 @@
-"""Properties of page elements: what is translated in and inside them, languages, directions."""
+"""Page elements: what is translated in their attributes and content, languages, directions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def translated_page(page: str, source: str = "en", target: str = "de", name: str
         ("az", "az_Arab", "<html>", '<html dir="rtl">'),
         ("en", "ar", "<html><body dir=ltr><p dir='ltr'>", "<html dir=\"rtl\"><body dir=rtl><p dir='rtl'>"),
         ("en", "ar", "<html dir=rtl><td dir=ltr>", "<html dir=rtl><td dir=rtl>"),
-        # For elements inside sentences, typed text or protected text it is the direction of their content.
+        # In elements inside sentences, typed text and protected text, it is the direction of their content.
         ("en", "ar", "<html dir=rtl><span dir=ltr>", "<html dir=rtl><span dir=ltr>"),
         ("en", "ar", "<html dir=rtl><bdo dir=ltr>", "<html dir=rtl><bdo dir=ltr>"),
         ("en", "ar", "<html dir=rtl><input dir=ltr>", "<html dir=rtl><input dir=ltr>"),
@@ -56,7 +56,7 @@ def translated_page(page: str, source: str = "en", target: str = "de", name: str
         ("en", "ar", "<html dir=rtl><p dir=ltr lang=fr>", "<html dir=rtl><p dir=ltr lang=fr>"),
     ],
 )
-def test_a_page_says_the_direction_of_the_translation(source: str, target: str, before: str, after: str) -> None:
+def test_a_page_declares_the_direction_of_the_translation(source: str, target: str, before: str, after: str) -> None:
     outcome = translated(before, source, target)
     assert outcome.value.decode() == after
     assert "direction" not in outcome.notices
@@ -74,11 +74,11 @@ def test_a_page_says_the_direction_of_the_translation(source: str, target: str, 
         ("http-equiv=Content-Language", "http-equiv=Content-Language"),
     ],
 )
-def test_the_head_of_a_page_says_the_language_of_the_translation(before: str, after: str) -> None:
+def test_the_head_of_a_page_declares_the_language_of_the_translation(before: str, after: str) -> None:
     assert translated_page(f"<meta {before}>", target="pt-BR") == f"<meta {after}>"
 
 
-def test_xhtml_and_books_say_it_too() -> None:
+def test_xhtml_and_books_declare_it_too() -> None:
     assert translated_page("<html xml:lang='en'><body>1</body></html>", target="ar", name="a.xhtml").startswith(
         "<html dir=\"rtl\" xml:lang='ar'>"
     )
@@ -123,11 +123,11 @@ def test_values_without_quotes_are_translated_and_get_quotes(page: str, after: s
     assert run(html(page, OPTIONS), identity).value == page, "quotes come with a change alone"
 
 
-# Languages and wishes
+# Languages, and `translate` attributes
 
 
 @pytest.mark.parametrize(
-    ("page", "after", "told"),
+    ("page", "after", "reported"),
     [
         ("<p lang=fr>Bonjour</p><p>One</p>", "<p lang=fr>Bonjour</p><p>oNE</p>", 1),
         ("<p lang=fr><b>Bon</b> <i>jour</i></p>", "<p lang=fr><b>Bon</b> <i>jour</i></p>", 1),
@@ -143,10 +143,10 @@ def test_values_without_quotes_are_translated_and_get_quotes(page: str, after: s
         ("<p translate=no lang=fr>A <b lang=en>b</b></p>", "<p translate=no lang=fr>A <b lang=en>b</b></p>", 1),
     ],
 )
-def test_what_is_in_another_language_stays_and_is_counted(page: str, after: str, told: int) -> None:
+def test_text_in_another_language_stays_and_is_counted(page: str, after: str, reported: int) -> None:
     outcome = translated(page)
     assert outcome.value.decode() == after
-    assert outcome.notices["other_languages"] == told
+    assert outcome.notices["other_languages"] == reported
     assert run(html(page, OPTIONS, PAGES), upper).notices["other_languages"] == 0  # the language is not known
 
 
@@ -171,7 +171,7 @@ def test_what_is_in_another_language_stays_and_is_counted(page: str, after: str,
         ("<p>a <b translate=no><i lang=en>b</i></b> c", "<p>A <b translate=no><i lang=en>b</i></b> C"),
     ],
 )
-def test_the_innermost_wish_holds(page: str, after: str) -> None:
+def test_the_innermost_attribute_counts(page: str, after: str) -> None:
     assert translated_page(page) == after
 
 
@@ -186,7 +186,7 @@ TREES = st.recursive(
 
 
 def page_of(tree: object, is_own: bool = True, is_wanted: bool = True) -> str:
-    """Return the page for a tree whose words show whether they are to be translated."""
+    """Return the page for a tree in which each word says whether it is to be translated."""
     if isinstance(tree, str):
         return " word " if is_own and is_wanted else " stay "
     assert isinstance(tree, list)
@@ -202,7 +202,7 @@ def page_of(tree: object, is_own: bool = True, is_wanted: bool = True) -> str:
 
 @given(TREES)
 @settings(max_examples=150)
-def test_any_wishes_are_heard(tree: object) -> None:
+def test_any_nesting_of_attributes_is_obeyed(tree: object) -> None:
     page = page_of(tree)
     text = re.sub("<[^>]*>", " ", translated_page(page))
     assert text.split() == re.sub("<[^>]*>", " ", page).replace("word", "WORD").split()
@@ -285,4 +285,4 @@ def test_everything_that_stays_is_reported(page: str) -> None:
 )
 def test_steps_are_bounded(unit: str) -> None:
     few, many = (steps(lambda text=text: translated_page(text, target="ar")) for text in (unit * 500, unit * 2_000))  # type: ignore[misc]
-    assert many < 8 * few + 10_000  # if quadratic, it would be sixteen times as many
+    assert many < 8 * few + 10_000  # quadratic time would take sixteen times as many

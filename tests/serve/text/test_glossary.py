@@ -1,4 +1,4 @@
-"""Terms: found where a plain search finds them, counted in translations, and hard ones kept letter by letter."""
+"""Terms: found where a plain search finds them, and counted in translations; hard ones are kept letter by letter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS = ["ab", "b", "Ab", "c", "ab c", "c d", "D"]
 def test_terms_are_found_as_whole_words(sources: set[str], text: str) -> None:
     terms = Terms([Term(source, "x") for source in sources])
     expected, begin = [], 0
-    while begin < len(text):  # the longest at each place, by regular expressions
+    while begin < len(text):  # by regular expressions, the longest at each place
         here = [
             source
             for source in sources
@@ -49,7 +49,7 @@ def test_they_are_found_whatever_they_begin_with(sources: set[str], text: str) -
     assert {start for start, _ in alone} <= {place for each in found for place in range(each.start, each.end)}
 
 
-def test_terms_of_other_lengths_cost_nothing_where_they_do_not_begin() -> None:
+def test_terms_that_begin_differently_cost_nothing() -> None:
     text = "some words of a text " * 20
 
     def cost(number: int) -> int:
@@ -103,7 +103,7 @@ def test_terms_in_scripts_without_blanks() -> None:
         ("l\u2019eau", "l'eau L\u02bceau l\u2019eau", 3, 1),
     ],
 )
-def test_what_counts_as_applied(target: str, text: str, soft: int, hard: int) -> None:
+def test_translations_that_count_as_applied(target: str, text: str, soft: int, hard: int) -> None:
     assert times(Term("x", target), text) == soft
     assert times(Term("x", target, "hard"), text) == hard
 
@@ -117,7 +117,7 @@ def test_two_terms_do_not_share_a_translation() -> None:
 
 @pytest.mark.parametrize("bad", [[Term("", "a")], [Term("a", " ")], [Term("a\nb", "c")], [Term("a" * 201, "b")],
                                  [Term("a", "b"), Term("a", "c")], [Term("a", "\0")]])  # fmt: skip
-def test_terms_that_are_none(bad: list[Term]) -> None:
+def test_invalid_terms(bad: list[Term]) -> None:
     with pytest.raises(DataError, match="glossary"):
         Terms(bad)
 
@@ -168,7 +168,7 @@ def test_hard_terms_in_markup(text: str, translate: Translate) -> None:
     assert len(re.findall("K(?:<[^>]*>)*ö(?:<[^>]*>)*t(?:<[^>]*>)*e(?:<[^>]*>)*r", said)) == tally.found.total()
 
 
-def test_a_translation_that_has_the_term_is_taken_as_it_is() -> None:
+def test_a_translation_that_already_has_the_term_is_kept() -> None:
     def knows(sentences: list[str]) -> list[SentenceTranslation]:
         assert sentences == ["The dog runs."]
         return [SentenceTranslation("Der Köter rennt.")]

@@ -1,4 +1,4 @@
-"""Files of strangers: refused with a reason, in bounded time and memory, before a sentence is asked for."""
+"""Files from strangers: refused with a reason, in bounded time and memory, before any sentence is translated."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def test_xml_that_is_broken_or_declares_entities_is_refused(name: str, part: str
         read(name, with_part(name, part, attack) if part else attack)
 
 
-def test_declarations_inside_a_file_are_refused_of_any_kind() -> None:
+def test_any_declaration_inside_a_file_is_refused() -> None:
     content = FILES["a.tmx"].replace(b'SYSTEM "tmx14.dtd"', b'[<!ATTLIST tuv x CDATA "y">]')
     with pytest.raises(DataError, match="declarations of its own in its DOCTYPE"):
         read("a.tmx", content)
 
 
-def test_entities_of_a_dtd_elsewhere_are_not_fetched() -> None:
+def test_external_dtds_are_not_fetched() -> None:
     content = FILES["a.tmx"].replace(b"tmx14.dtd", b"file:///etc/hostname").replace(b"Hello", b"Hello &x;")
     assert b"&x;" in read("a.tmx", content)
 
@@ -112,8 +112,8 @@ def test_bombs_are_refused_unopened() -> None:
     + [(f"a.{kind}", end) for kind in ("txt", "md", "srt", "vtt", "po") for end in ("\n", "\r", "\r\n")]
     + [("a.txt", end) for end in "\v\f\x85\u2028\u2029"],
 )
-def test_pieces_are_counted_before_a_file_is_read(name: str, piece: str) -> None:
-    content = b"\xff" + piece.encode() * 11  # which stops every reader
+def test_the_number_of_pieces_is_checked_before_a_file_is_read(name: str, piece: str) -> None:
+    content = b"\xff" + piece.encode() * 11  # the first byte stops every reader
     with pytest.raises(DataError, match=f"^{name}: more than 10 tags, lines or strings"):
         read(name, content, Limits(pieces=10))
     with pytest.raises(DataError, match=f"^{name}: (?!more than)"):
@@ -181,7 +181,7 @@ def test_a_message_of_many_lines_is_read_in_one_pass() -> None:
     assert said == f'#, fuzzy\nmsgid ""\n{text}msgstr ""\n{text}'
 
 
-def test_a_directory_that_lies_about_sizes_does_not_unpack_more() -> None:
+def test_a_zip_directory_with_false_sizes_does_not_unpack_more() -> None:
     """10 MiB of zeros that the directory declares as 100 bytes: the checksum cannot be right."""
     content = bytearray(with_part("a.docx", "word/document.xml", b"<a/>" + bytes(10 << 20)))
     place = content.rindex(b"PK\x01\x02", 0, content.rindex(b"word/document.xml"))
@@ -190,7 +190,7 @@ def test_a_directory_that_lies_about_sizes_does_not_unpack_more() -> None:
         read("a.docx", bytes(content))
 
 
-def test_encrypted_doubled_and_strangely_packed_members_are_refused() -> None:
+def test_encrypted_duplicate_and_oddly_packed_members_are_refused() -> None:
     content = bytearray(FILES["a.docx"])
     place = content.index(b"PK\x01\x02")
     content[place + 8] |= 1
@@ -231,7 +231,7 @@ def test_a_document_of_another_kind_is_named(name: str) -> None:
         ("a.srt", b"\xff\xfe\x00", "not valid UTF-16-LE"),
     ],
 )
-def test_text_that_is_not_of_its_kind_is_refused(name: str, content: bytes, said: str) -> None:
+def test_text_of_the_wrong_kind_is_refused(name: str, content: bytes, said: str) -> None:
     with pytest.raises(DataError, match=said):
         read(name, content)
 
@@ -318,14 +318,14 @@ def test_a_word_file_of_ten_thousand_paragraphs_is_read() -> None:
     ],
 )
 def test_long_runs_of_one_sign_come_back_and_hang_nothing(name: str, one: Callable[[int], str]) -> None:
-    """If an expression is quadratic, each of these takes minutes."""
+    """With a quadratic expression, each of these would take minutes."""
     content = one(200_000 if "{n" not in one(1) and "<b>" not in one(1) else 20_000)
     assert read(name, content.encode()).decode() == content
 
 
 def test_encrypted_documents_are_reported() -> None:
     listed = b"<manifest><file-entry full-path='content.xml'><encryption-data/></file-entry></manifest>"
-    for parts in ({"content.xml": b"\x80\xff"}, {}):  # LibreOffice encrypts the members, or packs them into one
+    for parts in ({"content.xml": b"\x80\xff"}, {}):  # LibreOffice encrypts each member, or puts all into one
         with pytest.raises(DataError, match=r"a\.odt: is protected by a password; save it without one"):
             read("a.odt", packed({**parts, "META-INF/manifest.xml": listed}))
     locked = "<encryption><EncryptedData><CipherReference URI='{}'/></EncryptedData></encryption>"

@@ -1,4 +1,4 @@
-"""JSON values: those that only programs read stay, and half a character is refused with its key."""
+"""JSON values: those that only programs read stay; half a character is refused with its key."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ FOR_PEOPLE = [
 
 
 @pytest.mark.parametrize("value", FOR_PROGRAMS)
-def test_what_only_programs_read_stays_and_is_counted(value: str) -> None:
+def test_values_for_programs_stay_and_are_counted(value: str) -> None:
     outcome = translated({"text": "Words", "menu": {"other": [value]}})
     assert json.loads(outcome.value) == {"text": "wORDS", "menu": {"other": [value]}}
     assert outcome.notices == {"for_programs": 1}
@@ -83,19 +83,19 @@ def test_what_only_programs_read_stays_and_is_counted(value: str) -> None:
 
 
 @pytest.mark.parametrize("value", FOR_PEOPLE)
-def test_what_people_may_read_is_translated(value: str) -> None:
+def test_values_for_people_are_translated(value: str) -> None:
     outcome = translated({"menu": value})
     assert json.loads(outcome.value)["menu"] != value
     assert "for_programs" not in outcome.notices
 
 
 @given(st.lists(st.from_regex(r"\A[A-Z]?[a-z]{1,12}\Z"), min_size=1, max_size=6), st.sampled_from(["", ".", "!", ":"]))
-def test_words_are_for_people(words: list[str], end: str) -> None:
+def test_plain_words_are_for_people(words: list[str], end: str) -> None:
     outcome = translated({"a": " ".join(words) + end})
     assert "for_programs" not in outcome.notices
 
 
-def test_files_whose_shape_is_known_say_themselves_what_is_text() -> None:
+def test_files_of_known_shape_determine_what_is_text() -> None:
     outcome = translated({"@@locale": "en", "title": "some_key", "@title": {"type": "text"}}, "a.arb")
     assert json.loads(outcome.value)["title"] == "SOME_KEY"
 

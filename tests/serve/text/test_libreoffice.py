@@ -1,4 +1,4 @@
-"""Files that LibreOffice writes are translated, and LibreOffice finds in them what it had written."""
+"""Files that LibreOffice writes are translated, and LibreOffice reads back what it had written."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ SETTINGS = Settings(Options(sentencex_splitter("en")))
 
 
 class Office:
-    """LibreOffice with its own profile, which other runs on this machine do not lock."""
+    """LibreOffice with a separate profile, which other runs on this machine do not lock."""
 
     def __init__(self, folder: Path) -> None:
         self.program = shutil.which("soffice") or pytest.skip(
@@ -124,7 +124,7 @@ def translated(written: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
 
 
 def backwards(sentences: list[str]) -> list[SentenceTranslation]:
-    """Return the words of each sentence in the opposite order, their case changed."""
+    """Return the words of each sentence in reverse order, with their case changed."""
     found = []
     for sentence in sentences:
         said, links = "", []
@@ -152,7 +152,7 @@ def flat(path: Path) -> tuple[Counter[str], str]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_it_finds_is_the_same_but_for_the_words(
+def test_only_the_words_change(
     name: str, office: Office, written: dict[str, Path], translated: dict[str, Path]
 ) -> None:
     kind = "fodt" if name.startswith("letter") else "fodp"
@@ -198,7 +198,7 @@ def test_parts_without_text_keep_their_bytes(name: str, written: dict[str, Path]
 def test_bold_and_italic_follow_their_words(
     name: str, office: Office, written: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Every sentence is reversed: bold words are bold in their new place."""
+    """Every sentence is reversed, and bold words are bold in their new place."""
     content = run(document(written[name].read_bytes(), name, SETTINGS), backwards).value
     (path := tmp_path / name).write_bytes(content)
     assert zipfile.ZipFile(io.BytesIO(content)).testzip() is None

@@ -53,7 +53,7 @@ def translated(text: str, translate: Translate, settings: Settings = SETTINGS, n
         "<https://some.words> TEXT ![](some.png) TEXT\n",
     ],
 )
-def test_what_is_not_text_stays(text: str) -> None:
+def test_everything_except_text_stays(text: str) -> None:
     given = text.replace("TEXT", "text")
     assert translated(given, upper) == text
     assert translated(given.replace("\n", "\r\n"), upper) == text.replace("\n", "\r\n")
@@ -77,14 +77,14 @@ def test_what_is_not_text_stays(text: str) -> None:
         "[@name](https://x.y/name), [-@name](x) and [@name][pic]\n",
     ],
 )
-def test_what_is_text_is_translated(text: str) -> None:
+def test_text_is_translated(text: str) -> None:
     kept = re.compile(r"\]\([^()]*\)|\[pic\]|\bx\.png|<[^<>]*>")
     said = translated(text, upper)
     assert not re.search("[a-z]", kept.sub("", said))
     assert said.casefold() == text.casefold()
 
 
-# Sites: syntax that their generators read. TEXT is translated, everything else stays.
+# Syntax that site generators read. TEXT is translated, everything else stays.
 MARKS_OF_SITES = [
     ":::note\n\nTEXT\n\n:::\n",
     ":::caution TEXT TEXT\nTEXT\n:::\n",
@@ -212,7 +212,7 @@ def links(page: str) -> list[tuple[str, str]]:
     return re.findall('<a href="([^"]*)"()', MarkdownIt().render(page))
 
 
-def test_a_quotation_is_read_as_one_text_without_its_marks() -> None:
+def test_a_quotation_is_one_text_without_its_marks() -> None:
     asked: list[str] = []
 
     def watch(sentences: list[str]) -> list[SentenceTranslation]:
@@ -225,7 +225,7 @@ def test_a_quotation_is_read_as_one_text_without_its_marks() -> None:
     assert asked == ["One sentence\nover two lines.", "lazy"]
 
 
-def test_a_link_that_is_its_own_label_gets_the_label() -> None:
+def test_a_link_whose_text_is_its_label_gets_the_label() -> None:
     text = "See [the guide], [The Guide][] and [no link].\n\n[the guide]: http://x.y\n"
     assert translated(text, identity) == text
     nested = "[see [the guide] here](page)\n\n[the guide]: http://x.y\n"  # links are not nested
@@ -523,7 +523,7 @@ UNITS += ["+---+", "+---+\n", "<a\n", '[a](b "', "{/*", "{: "]
 @pytest.mark.parametrize("unit", UNITS)
 def test_marks_are_found_in_linear_time(unit: str) -> None:
     few, many = (timed(unit * count) for count in (500, 4_000))
-    assert many < 30 * few + 0.5  # if quadratic, it would be sixty-four times as long
+    assert many < 30 * few + 0.5  # quadratic time would be sixty-four times as long
 
 
 def timed(text: str) -> float:
@@ -561,11 +561,11 @@ def shape(page: str) -> list[str]:
     "text",
     ["[This](u)\n", "a\n[This](u)[that](v)\n", '![This](u "That") or -->\n', "* This\n* That\n", "This `code`.\n"],
 )
-def test_what_a_model_says_begins_no_link_and_ends_none(text: str, said: str) -> None:
+def test_a_translation_neither_begins_nor_ends_a_link(text: str, said: str) -> None:
     assert shape(translated(text, saying(said))) == shape(text)
 
 
-def test_an_exclamation_mark_before_a_link_makes_no_image_of_it() -> None:
+def test_an_exclamation_mark_before_a_link_does_not_turn_it_into_an_image() -> None:
     asked = "Go [here](u)"
 
     def exclaimed(sentences: list[str]) -> list[SentenceTranslation]:
@@ -580,7 +580,7 @@ def test_an_exclamation_mark_before_a_link_makes_no_image_of_it() -> None:
 @pytest.mark.parametrize(
     "text", ["> one two  \n> three four\n", "- one\\\n  two three\\\n  four\n", "a  \nb  \nc  \nd\n"]
 )
-def test_breaks_of_lines_leave_no_line_empty(text: str) -> None:
+def test_line_breaks_leave_no_line_empty(text: str) -> None:
     for seed in range(20):
         assert shape(translated(text, permuting(seed))) == shape(text)
     assert shape(translated(text, saying("X"))) == shape(text)
@@ -615,8 +615,8 @@ MARKERS = ["*", "**", "***", "__", "-", "- x", "* x", "+", "1. x", "# h", "> x",
         "a [^1]word",
     ],
 )
-def test_a_marker_as_translation_begins_no_block(text: str, marker: str) -> None:
-    """Nor does it with the marks before it: those of an item, or of emphasis at the beginning of a line."""
+def test_a_translation_that_looks_like_a_marker_begins_no_block(text: str, marker: str) -> None:
+    """Nor does it together with marks before it, those of an item or of emphasis at the beginning of a line."""
 
     def only(sentences: list[str]) -> list[SentenceTranslation]:
         return [SentenceTranslation(sentence.replace("word", marker), []) for sentence in sentences]

@@ -45,12 +45,12 @@ def translated(text: str, translate: Translate = other, name: str = "a.md") -> R
         ("# Use {#one}\n# Say\n# Do {.c}\n# Go {: .c}\n[a](#say)[a](#do)[a](#go)\n",
          "# xuse {#one}\n# xsay {#say}\n# xdo {#do .c}\n# xgo {: #go .c}\n"),
         ("# Use {#one}\nSay\n---\n[a](#say)\n", "# xuse {#one}\nxsay {#say}\n---\n"),
-        # Nothing leads to these.
+        # No link leads to these.
         ("# Use\n[a](#other) [b](c#use) `#use` #use\n", "# xuse\n"),
         ("# Use\n", "# xuse\n"),
     ],
 )  # fmt: skip
-def test_a_heading_keeps_the_name_that_a_link_leads_to(before: str, after: str) -> None:
+def test_a_heading_keeps_the_name_that_a_link_uses(before: str, after: str) -> None:
     said = translated(before).value.decode()
     assert said.startswith(after)
     assert re.findall(r"#[^\s)>'\"}]+(?=[)>'\"])", said) == re.findall(r"#[^\s)>'\"}]+(?=[)>'\"])", before)
@@ -124,4 +124,4 @@ def test_names_are_found_in_linear_time(unit: str) -> None:
         return time.process_time() - began
 
     few, many = (seconds(unit * count) + seconds("# " + unit.strip("# ") * count) for count in (500, 4_000))
-    assert many < 30 * few + 0.5  # if quadratic, it would be sixty-four times as long
+    assert many < 30 * few + 0.5  # quadratic time would be sixty-four times as long

@@ -70,7 +70,7 @@ def outcome(text: str, translate: object = identity, name: str = "a.md") -> Resu
 
 @pytest.mark.parametrize("text", [*FRONT, *DIRECTIVES, *ATTRIBUTES, *NAMES])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_what_readers_see_is_translated_and_the_rest_stays(text: str, end: str) -> None:
+def test_only_text_that_readers_see_is_translated(text: str, end: str) -> None:
     given = text.replace("TEXT", "a text").replace("\n", end)
     for name in ("a.md", "a.mdx"):
         assert outcome(given, name=name).value.decode() == given
@@ -98,7 +98,7 @@ def test_what_readers_see_is_translated_and_the_rest_stays(text: str, end: str) 
         ("```python\nsome words here\n```\n\n```{code-block}\nsome words here\n```\n\nx\n", 0),
     ],
 )
-def test_what_stays_although_readers_see_it_is_counted(text: str, count: int) -> None:
+def test_visible_text_that_stays_is_counted(text: str, count: int) -> None:
     said = outcome(text, upper, name="a.mdx")
     assert said.notices["not_read"] == count
     assert bool(said.notices.places.get("not_read")) == bool(count)
@@ -109,8 +109,8 @@ VALUES = st.text(alphabet="ab :#'\"\\{}[],&*-?|>%@`\n", max_size=12).map(lambda 
 
 @given(VALUES, st.sampled_from(["title: words\n", "title: 'words'\n", 'title: "words"\n', "title: |\n  words\n"]))
 @settings(max_examples=60, deadline=None)
-def test_a_new_value_is_read_as_it_was_said(said: str, line: str) -> None:
-    """Whatever a model says, the front matter stays YAML with that text as its title."""
+def test_a_translated_value_reads_back_unchanged(said: str, line: str) -> None:
+    """Whatever the translation, the front matter stays YAML with that text as its title."""
     line_of_text = " ".join(said.split())
 
     def translate(sentences: list[str]) -> list[SentenceTranslation]:
@@ -127,7 +127,7 @@ def unescaped(text: str) -> str:
     return text.replace("\\", "")
 
 
-def test_a_new_value_of_toml_is_read_as_it_was_said() -> None:
+def test_a_translated_toml_value_reads_back_unchanged() -> None:
     def translate(sentences: list[str]) -> list[SentenceTranslation]:
         return [SentenceTranslation('it\'s "so"') for _ in sentences]
 

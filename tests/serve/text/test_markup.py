@@ -61,7 +61,7 @@ WORDS = st.lists(st.sampled_from(["one", "Two", "three,", "four.", "fünf", "&am
 
 @st.composite
 def trees(draw: st.DrawFn, depth: int = 3) -> str:
-    """Inline content, with blanks inside and outside of its tags."""
+    """Inline content, with blanks inside and outside its tags."""
     parts = []
     for number in range(draw(st.integers(1, 4))):
         kind = draw(st.sampled_from(["text", "text", "element", "void", "empty"]))
@@ -122,7 +122,7 @@ def test_a_document_of_which_nothing_changes_comes_back_byte_for_byte(tree: str)
 
 @given(trees())
 @settings(max_examples=100)
-def test_words_stay_in_their_elements_where_order_stays(tree: str) -> None:
+def test_words_stay_in_their_elements_if_order_stays(tree: str) -> None:
     changed = translated(tree, upper, ONE_SENTENCE).value
     assert entities.unescape(changed) == entities.unescape("".join(swapped_text(tree)))
 
@@ -140,7 +140,7 @@ BROKEN = [
 
 @given(st.lists(st.sampled_from(BROKEN), max_size=25).map("".join), st.integers(0, 9))
 @settings(max_examples=200)
-def test_broken_markup_comes_back_as_broken_as_it_went_in(text: str, seed: int) -> None:
+def test_broken_markup_comes_back_equally_broken(text: str, seed: int) -> None:
     assert "".join(token.raw for token in html_tokens(text)) == text
     assert translated(text, identity).value == text
     said = translated(text, permuting(seed)).value
@@ -165,7 +165,7 @@ def faults(text: str) -> int:
 
 @given(trees())
 @settings(max_examples=100)
-def test_tags_are_those_of_the_standard_library(tree: str) -> None:
+def test_tags_equal_those_of_the_standard_library(tree: str) -> None:
     ours = [(t.kind, t.name) for t in html_tokens(tree) if t.kind in ("open", "close")]
     theirs = []
     reader = HTMLParser()
@@ -203,7 +203,7 @@ RICH = st.lists(
 
 @given(RICH, st.integers(0, 99), st.booleans())
 @settings(max_examples=200)
-def test_nothing_gets_lost_whatever_a_translator_says(tree: str, seed: int, aligned: bool) -> None:
+def test_nothing_gets_lost_whatever_the_translation(tree: str, seed: int, aligned: bool) -> None:
     source = Reader(tree)
     said = Reader(translated(tree, noisy(seed), Options(OPTIONS.split, aligned)).value)
     assert said.nested
@@ -225,8 +225,8 @@ def test_tags_follow_their_words() -> None:
     assert translated("<p><b>the black cat</b></p>", fixed("xyz")).value == "<p><b>xyz</b></p>"
 
 
-def test_an_element_has_one_stretch_the_best_one() -> None:
-    # Words 1, 3 and 4 of the target are linked to the element, word 2 elsewhere, word 5 nowhere.
+def test_an_element_covers_only_the_best_stretch() -> None:
+    # Words 1, 3 and 4 of the target are linked to the element, word 2 to other text, word 5 to nothing.
     translate = fixed("v w x y z", (0, 1, 0, 1), (2, 3, 2, 3), (0, 1, 4, 5), (0, 1, 6, 7))
     assert translated("<b>a</b> c", translate).value == "v w <b>x y</b> z"
     sibling = translated("<b>a</b> <i>c</i>", translate).value
@@ -267,7 +267,7 @@ def test_without_alignment_each_node_is_translated() -> None:
         "<pre>some\n text</pre>",
     ],
 )
-def test_copied_elements_come_through(copied: str) -> None:
+def test_copied_elements_survive(copied: str) -> None:
     for translate in (upper, permuting(3, change=swapped), permuting(3, aligned=False, change=swapped)):
         said = translated(f"<p>First {copied} second words.</p>", translate).value
         assert said.count(copied) == 1
@@ -325,7 +325,7 @@ def test_chromium_ends_elements_in_the_same_places() -> None:
     tags = [f"<{sign}{name}>" for name in ("p", "ul", "li", "div", "dl", "h1", "section") for sign in ("", "/")]
     tags += ["<ol>", "<dd>"]
     tags += [f"<{name} {NO}>" for name in ("p", "li", "dt", "dd", "div")]
-    pages = [page for page in UNTRANSLATED if "<code>" not in page]  # which browsers reopen in the next paragraph
+    pages = [page for page in UNTRANSLATED if "<code>" not in page]  # browsers reopen <code> in the next paragraph
     pages += ["".join(f"{rng.choice(tags)}w{n} " for n in range(rng.randint(2, 8))) for _ in range(100)]
     with opened() as browser:
         shown = browser.new_page()
@@ -359,7 +359,7 @@ def test_half_a_character_in_xml_is_refused(text: str) -> None:
         run(xml(text, OPTIONS, MarkupRules(inline=frozenset(), xml=True)), upper)
 
 
-def test_text_that_copied_elements_also_have_is_told_apart() -> None:
+def test_text_that_copied_elements_also_contain_is_distinguished() -> None:
     for text in (
         "<code>{0}</code> opens {0}",
         "x <code>a</code>a<code>a</code> a",
@@ -374,7 +374,7 @@ def test_text_that_copied_elements_also_have_is_told_apart() -> None:
 
 
 def test_a_copied_element_outside_of_its_link_sends_the_paragraph_to_its_slices() -> None:
-    # Code at the beginning, the rest of its link at the end, and a bold word between them.
+    # The code goes to the beginning, the rest of its link to the end, and a bold word between them.
     said = {
         "y x mid": SentenceTranslation(
             "x mid y y", [Link(2, 3, 0, 1), Link(4, 7, 2, 5), Link(0, 1, 6, 7), Link(0, 1, 8, 9)]
@@ -432,7 +432,7 @@ def test_line_ends_of_a_page_end_no_sentence() -> None:
         assert "".join(said.split()).lower() == "".join(text.split()).lower()
 
 
-def test_attributes_are_translated_where_asked_for() -> None:
+def test_attributes_are_translated_on_request() -> None:
     rules = PAGES
     text = "<p>See <img src=a alt=\"one 'two'\" title='say \"x\"'> <a title=bare>here</a>"
     text += ' <input placeholder="Na&amp;me"></p>'
@@ -448,7 +448,7 @@ def test_attributes_are_translated_where_asked_for() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        # To browsers the next attribute is the value of `value` and `width`.
+        # For browsers the following attribute is the value of `value` and `width`.
         (
             '<input title="Suche" value= placeholder="Name">',
             '<input title="sUCHE" value= placeholder="Name">',
@@ -474,7 +474,7 @@ def test_steps_and_depth_are_bounded(unit: str) -> None:
     once, four_times = unit * 1_000, unit * 4_000
     assert len(translated(four_times, identity, ONE_SENTENCE).value) >= len(four_times) - 1
     few, many = (steps(lambda text=text: translated(text, upper, ONE_SENTENCE)) for text in (once, four_times))  # type: ignore[misc]
-    assert many < 8 * few + 10_000  # if quadratic, it would be sixteen times as many
+    assert many < 8 * few + 10_000  # quadratic time would take sixteen times as many
 
 
 def test_too_deep_or_too_many_tags_divide_a_paragraph() -> None:

@@ -29,7 +29,7 @@ def in_json(value: object, translate: Translate, name: str = "a.json") -> Any:
 
 
 def faithful(sentences: list[str]) -> list[SentenceTranslation]:
-    """A translator that changes case except in protected text, like a good model."""
+    """A translator that changes case except in protected text, as a good model does."""
     said = []
     for answer, source in zip(upper(sentences), sentences, strict=True):
         text = answer.text
@@ -182,7 +182,7 @@ def test_an_apostrophe_quotes_no_argument(name: str, others: dict[str, Any], bef
     assert (said["defaultMessage"] if others is FORMATJS else said) == after
 
 
-def test_a_doubled_apostrophe_is_asked_as_one() -> None:
+def test_a_doubled_apostrophe_is_translated_as_one() -> None:
     asked: list[str] = []
 
     def noted(sentences: list[str]) -> list[SentenceTranslation]:
@@ -193,7 +193,7 @@ def test_a_doubled_apostrophe_is_asked_as_one() -> None:
     assert asked[0] == "It's {name}"
 
 
-def test_an_argument_with_branches_comes_through_where_messages_are_not_parsed() -> None:
+def test_arguments_with_branches_survive_where_messages_are_not_parsed() -> None:
     text = "You have {n, plural, one {# {file}} other {# files}} and {n, plural, one {a"
     assert [text[i.start : i.end] for i in protected(text)] == ["{n, plural, one {# {file}} other {# files}}"]
     assert run(document(b"{n, select, a {One house} other {Two}}", "a.txt", SETTINGS), upper).value.startswith(
@@ -309,7 +309,7 @@ def test_any_text_is_parsed_whole_or_refused(text: str) -> None:
             {"name": "My words", "start_url": "/some page", "shortcuts": [{"name": "New", "url": "/new"}]},
             {"name": "mY WORDS", "start_url": "/some page", "shortcuts": [{"name": "nEW", "url": "/new"}]},
         ),
-        (  # an entry with an added or missing key
+        (  # an entry with an additional or missing key
             "a.json",
             {"a": {"message": "Hi", "description": "Note"}, "b": {"message": "Yo", "extra": "Other"}},
             {"a": {"message": "hI", "description": "Note"}, "b": {"message": "yO", "extra": "Other"}},
@@ -335,12 +335,12 @@ def test_any_text_is_parsed_whole_or_refused(text: str) -> None:
             {"@metadata": {"authors": ["Ann Other"]}, "a": "Hi $1"},
             {"@metadata": {"authors": ["Ann Other"]}, "a": "hI $1"},
         ),
-        (  # half of it looks like that, without a description
+        (  # half of the file looks like that, without a description
             "a.json",
             {"a": {"message": "Hi"}, "b": {"message": "Yo", "title": "Two"}},
             {"a": {"message": "hI"}, "b": {"message": "yO", "title": "tWO"}},
         ),
-        # No known shape: all values are texts.
+        # No known shape, so all values are texts.
         ("a.json", {"message": "Some", "description": "Words"}, {"message": "sOME", "description": "wORDS"}),
         (
             "a.json",
@@ -353,7 +353,7 @@ def test_a_file_of_messages_is_known_by_its_shape(name: str, before: object, aft
     assert in_json(before, faithful, name) == after
 
 
-def test_text_next_to_the_keys_that_are_known_is_reported() -> None:
+def test_text_next_to_known_keys_is_reported() -> None:
     content = {"a": {"message": "Hi", "description": "Note"}, "b": {"message": "Yo", "extra": "Other"}}
     (record,) = run(document(json.dumps(content).encode(), "a.json", SETTINGS), upper).notices.records()
     assert (record["kind"], record["place"], record["count"]) == ("not_read", "key b.extra", 1)
@@ -368,7 +368,7 @@ def test_text_next_to_the_keys_that_are_known_is_reported() -> None:
         {"a": [{"type": 0, "value": "Hi "}, {"type": 1, "value": "name"}]},
     ],
 )
-def test_json_that_cannot_be_done_right_is_refused(content: dict[str, Any]) -> None:
+def test_json_that_cannot_be_translated_safely_is_refused(content: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=r"a\.json: is "):
         in_json(content, upper)
 
@@ -401,7 +401,7 @@ def test_json_that_cannot_be_done_right_is_refused(content: dict[str, Any]) -> N
         ),
     ],
 )
-def test_what_a_message_refers_to_comes_through(before: str, after: str) -> None:
+def test_references_in_messages_survive(before: str, after: str) -> None:
     asked: list[str] = []
 
     def translate(sentences: list[str]) -> list[SentenceTranslation]:
@@ -473,7 +473,7 @@ def test_gettext_is_read_as_gettext_reads_it(before: str, after: str) -> None:
         ("a.docm", b"", "empty"),
     ],
 )
-def test_a_file_of_another_kind_is_refused_with_what_it_is(name: str, content: bytes, said: str) -> None:
+def test_a_file_of_another_kind_is_refused_and_named(name: str, content: bytes, said: str) -> None:
     with pytest.raises(DataError, match=said):
         run(document(content, name, SETTINGS), upper)
 
@@ -506,7 +506,7 @@ def test_other_endings_of_known_formats(name: str, kind: str) -> None:
         ("see <link>the terms</link>", "SEE <link>THE TERMS</link>"),
     ],
 )  # fmt: skip
-def test_placeholders_and_tags_come_through_where_they_stand(message: str, said: str) -> None:
+def test_placeholders_and_tags_stay_in_place(message: str, said: str) -> None:
     outcome = run(document(json.dumps({"a": message}).encode(), "a.json", SETTINGS), upper)
     assert json.loads(outcome.value)["a"].upper() == said.upper()
     for kept in regex.findall(r"<<\w+>>|<[^<>]+>|\{\{?\w+\}?\}", said):
@@ -538,7 +538,7 @@ def test_a_bar_inside_a_template_divides_no_forms(kept: str) -> None:
 
 
 def letters(sentences: list[str]) -> list[SentenceTranslation]:
-    """A translator that loses everything but letters, like a bad model."""
+    """A translator that loses everything but letters, as a bad model does."""
     return [SentenceTranslation(regex.sub(r"[^\p{Lu}\s]", "", s.upper()), None) for s in sentences]
 
 
@@ -564,7 +564,7 @@ def letters(sentences: list[str]) -> list[SentenceTranslation]:
         ("", "See http://a.b/!foo here", ["http://a.b/!foo"]),
     ],
 )
-def test_what_a_flag_of_gettext_says_comes_through(flag: str, text: str, kept: list[str]) -> None:
+def test_placeholders_flagged_by_gettext_survive(flag: str, text: str, kept: list[str]) -> None:
     flags = f"#, {flag}-format\n" if flag else ""
     said = in_po(f'{flags}msgid "{text}"\nmsgstr ""\n', letters)
     (answer,) = regex.findall('^msgstr "(.*)"', said, regex.M)
@@ -585,7 +585,7 @@ def test_what_a_flag_of_gettext_says_comes_through(flag: str, text: str, kept: l
         "a@b",
     ],
 )
-def test_ordinary_signs_of_a_message_are_none(text: str) -> None:
+def test_ordinary_signs_are_not_placeholders(text: str) -> None:
     assert in_json([text], faithful) == [faithful([text])[0].text]
 
 
@@ -677,7 +677,7 @@ def test_messages_of_other_languages_are_refused(header: str, is_refused: bool) 
     if is_refused:
         with pytest.raises(DataError, match="use another model"):
             run(document(content, "a.po", SETTINGS), upper)
-        run(document(content, "a.po", Settings(SETTINGS.options)), upper)  # its languages are not known
+        run(document(content, "a.po", Settings(SETTINGS.options)), upper)  # here the language pair is not known
     else:
         assert b"tWO WORDS" in run(document(content, "a.po", SETTINGS), upper).value
 

@@ -1,4 +1,4 @@
-"""Office documents whose parts have other names, drawings in them, and requirements for all XML in an archive."""
+"""Office documents: parts with other names, drawings, and requirements for all XML in an archive."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ MAIN = "wordprocessingml.document.main"
         ("content/text.xml", "", "wordprocessingml.template.main"),
     ],
 )
-def test_the_main_part_is_the_one_that_the_package_names(member: str, target: str, kind: str) -> None:
+def test_the_package_names_the_main_part(member: str, target: str, kind: str) -> None:
     parts = {member: BODY}
     if kind:
         parts["[Content_Types].xml"] = types(**{member: kind})
@@ -91,7 +91,7 @@ DRAWN = f"<x {A}><a:p><a:r><a:t>First step</a:t></a:r></a:p></x>"
 
 @pytest.mark.parametrize("part", ["diagrams/data1.xml", "diagrams/drawing1.xml", "charts/chart2.xml"])
 @pytest.mark.parametrize(("name", "folder"), [("a.docx", "word"), ("a.pptx", "ppt")])
-def test_what_is_drawn_is_translated(name: str, folder: str, part: str) -> None:
+def test_text_in_drawings_is_translated(name: str, folder: str, part: str) -> None:
     main = {"word": "word/document.xml", "ppt": "ppt/presentation.xml"}[folder]
     parts = {main: BODY if folder == "word" else "<x/>", f"{folder}/{part}": DRAWN}
     assert b"fIRST STEP" in members(read(name, parts).value)[f"{folder}/{part}"]
@@ -138,7 +138,7 @@ def test_embedded_documents_are_reported() -> None:
         ("word/header9.xml", f"{TYPE}wordprocessingml.header+xml", docx()),
     ],
 )
-def test_documents_inserted_as_they_are_are_reported(part: str, kind: str, content: bytes) -> None:
+def test_documents_inserted_unchanged_are_reported(part: str, kind: str, content: bytes) -> None:
     override = f'<Types><Override PartName="/{part}" ContentType="{kind}"/></Types>'
     parts = {"[Content_Types].xml": override.encode(), "word/document.xml": BODY.encode(), part: content}
     outcome = read("a.docx", parts)
@@ -147,7 +147,7 @@ def test_documents_inserted_as_they_are_are_reported(part: str, kind: str, conte
     assert members(outcome.value)[part] == content
 
 
-def test_a_document_without_text_says_so() -> None:
+def test_a_document_without_text_is_reported() -> None:
     for name, content in (("a.txt", b"12\n\n34\n"), ("a.docx", packed({"word/document.xml": f"<w:document {W}/>"}))):
         assert run_work(document(content, name, SETTINGS), upper).notices == {"nothing_to_translate": 1}
 
@@ -181,7 +181,7 @@ def test_the_language_of_a_book_is_found_in_linear_time(soup: str) -> None:
     began = time.process_time()
     said = members(read("a.epub", parts, identity).value)["OPS/book.opf"]
     assert b"<dc:language>de</dc:language>" in said
-    assert time.process_time() - began < 10  # when quadratic, it took a minute
+    assert time.process_time() - began < 10  # in quadratic time it took a minute
 
 
 def test_labels_of_charts_are_translated() -> None:
@@ -202,7 +202,7 @@ TEXT = "<x><a:t xmlns:a='urn:a'>Some words</a:t></x>"
 
 
 @pytest.mark.parametrize(
-    ("part", "content", "told"),
+    ("part", "content", "reported"),
     [
         ("comments/comment1.xml", "<p:l xmlns:p='urn:p'><p:text>Look here</p:text></p:l>", 1),
         ("comments/modernComment_1.xml", TEXT, 1),
@@ -216,17 +216,17 @@ TEXT = "<x><a:t xmlns:a='urn:a'>Some words</a:t></x>"
         ("settings.xml", "<w:settings/>", 0),
     ],
 )
-def test_parts_with_text_that_are_not_read_are_reported(part: str, content: str, told: int) -> None:
+def test_parts_with_text_that_are_not_read_are_reported(part: str, content: str, reported: int) -> None:
     for main, body, name in (("word/document.xml", BODY, "a.docx"), ("ppt/presentation.xml", TEXT, "a.pptx")):
         place = f"{main.split('/')[0]}/{part}"
         outcome = read(name, {main: body, place: content})
-        assert outcome.notices["left_out"] == told
-        assert not told or outcome.notices.places["left_out"] == place
+        assert outcome.notices["left_out"] == reported
+        assert not reported or outcome.notices.places["left_out"] == place
         assert members(outcome.value)[place].decode() == content
 
 
 @pytest.mark.parametrize(
-    ("paragraph", "told"),
+    ("paragraph", "reported"),
     [
         (f"<mc:AlternateContent><mc:Choice>{run('Some text')}</mc:Choice></mc:AlternateContent>", 1),
         (f"<w:r><mc:AlternateContent><mc:Choice>{run('Some text')}</mc:Choice></mc:AlternateContent></w:r>", 1),
@@ -236,11 +236,11 @@ def test_parts_with_text_that_are_not_read_are_reported(part: str, content: str,
         (f"<w:ins>{run('Some text')}</w:ins>", 0),
     ],
 )
-def test_text_that_is_not_read_is_reported(paragraph: str, told: int) -> None:
+def test_text_that_is_not_read_is_reported(paragraph: str, reported: int) -> None:
     space = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'
     body = f"<w:document {W} {space}><w:p>{run('The dog.')}{paragraph}</w:p></w:document>"
     outcome = read("a.docx", {"word/document.xml": body})
-    assert outcome.notices == ({"left_out": 1} if told else {})
+    assert outcome.notices == ({"left_out": 1} if reported else {})
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Plain text: white space kept byte for byte, protected text, and what is requested from the translator."""
+"""Plain text: white space kept byte for byte, protected text, and what the translator receives."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_nothing_but_sentences_changes(text: str) -> None:
     assert changed == swapped(text)  # same length, other letters: every blank and sign stays in place
 
 
-def test_sentences_are_asked_for_once_and_without_their_white_space() -> None:
+def test_sentences_are_translated_once_and_without_their_white_space() -> None:
     text = "  First one.  Second one!\r\n\r\n\tFirst one.\n"
     assert asked_for(text) == ["First one.", "Second one!"]
 
@@ -61,13 +61,13 @@ def test_sentences_are_asked_for_once_and_without_their_white_space() -> None:
         ("so\xadme hy\xadphens", "some hyphens", "SOME HYPHENS"),
         ("wo\u200brds \ufeffhere\u2060.", "words here.", "WORDS HERE."),
         ("\xada {0} b\xad", "a {0} b", "A {0} B"),
-        ("ก\u200bข", "ก\u200bข", "ก\u200bข"),  # there it divides words
+        ("ก\u200bข", "ก\u200bข", "ก\u200bข"),  # here it divides words
         ("می\u200cخواهم", "می\u200cخواهم", "می\u200cخواهم"),  # a sign of Persian
         ("https://a.b/c\xadd x", "https://a.b/c\xadd x", "https://a.b/c\xadd X"),  # an address stays
     ],
 )
 def test_hidden_characters_do_not_reach_the_model(text: str, asked: str, said: str) -> None:
-    """They would divide words, and a translation has other words; text that does not change keeps them."""
+    """They would divide words, and a translation has other words; only unchanged text keeps them."""
     assert asked_for(text) == [asked]
     assert translated(text, identity).value == text
     assert translated(text, upper).value == said
@@ -118,7 +118,7 @@ def test_ordinary_signs_are_not_items(text: str) -> None:
 
 @given(st.lists(st.sampled_from([*ITEMS, "one", "two", "Three", "four,"]), min_size=1, max_size=8), st.integers(0, 9))
 @settings(max_examples=100)
-def test_items_come_through_whatever_the_translator_does_to_them(parts: list[str], seed: int) -> None:
+def test_items_survive_whatever_the_translator_does(parts: list[str], seed: int) -> None:
     text = " ".join(["Words", *parts])
     wanted = Counter(part for part in parts if part in ITEMS)
 
@@ -127,7 +127,7 @@ def test_items_come_through_whatever_the_translator_does_to_them(parts: list[str
 
     for aligned in (True, False):
         options = Options(OPTIONS.split, aligned)
-        # A translator that keeps them, one that changes their letters, one that drops everything but letters.
+        # Translators that keep them, that change their letters, and that drop everything but letters.
         for change in (lambda w: w, lambda w: swapped(w), lambda w: re.sub(r"[^a-zA-Z]", "", w) or "x"):
             said = translated(text, permuting(seed, aligned=aligned, change=change), options).value
             assert items(said) == wanted
@@ -153,14 +153,14 @@ def test_a_translated_format_takes_the_arguments_of_its_source(parts: list[str],
         assert len(said % ((7,) * len(wanted))) >= len(parts)  # Python reads it as C does
 
 
-def test_a_lost_item_is_put_back_where_the_alignment_says_and_counted() -> None:
+def test_a_lost_item_is_restored_by_the_alignment_and_counted() -> None:
     def without_items(sentences: list[str]) -> list[SentenceTranslation]:
         said = {"Open {0} now.": "Jetzt öffnen.", "Open now.": "Jetzt öffnen."}
         links = [Link(5, 8, 0, 5), Link(0, 4, 6, 12), Link(8, 9, 12, 13)]
         return [SentenceTranslation(said[s], links) for s in sentences]
 
     outcome = translated("Open {0} now.", without_items)
-    # Either "Open" or "now" must be on the wrong side of it; there is no word between them.
+    # Either "Open" or "now" must be on the wrong side of it, because there is no word between them.
     assert outcome.value in ("Jetzt {0} öffnen.", "{0} Jetzt öffnen.", "Jetzt öffnen {0}.")
     assert outcome.notices == {"protected_again": 1}
 
@@ -173,7 +173,7 @@ def test_a_lost_item_is_put_back_where_the_alignment_says_and_counted() -> None:
     assert translated("Open {0} now.", in_order).value == "Öffne {0} jetzt."
 
 
-def test_without_alignment_it_goes_by_segments() -> None:
+def test_without_alignment_segments_are_translated() -> None:
     def loses(sentences: list[str]) -> list[SentenceTranslation]:
         return [SentenceTranslation(s.replace("{0}", "").upper()) for s in sentences]
 
@@ -240,11 +240,11 @@ def test_a_long_paragraph_is_split_in_blocks(monkeypatch: pytest.MonkeyPatch) ->
         assert max(given_) <= 10_000
         assert sum(given_) < 2 * len(hostile) + 10_000
     words = [sentence.split() for sentence in split("“word " * 20_000)]
-    assert {word for each in words for word in each} == {"“word"}  # none is cut
+    assert {word for each in words for word in each} == {"“word"}  # no sentence is cut
     sentencex_splitter.cache_clear()
 
 
-def test_sentences_of_scripts_without_blanks_get_one_in_another_script() -> None:
+def test_sentences_from_scripts_without_blanks_are_separated_by_blanks() -> None:
     def english(sentences: list[str]) -> list[SentenceTranslation]:
         return [SentenceTranslation("One.") for _ in sentences]
 
@@ -258,7 +258,7 @@ def test_without_sentencex_there_is_an_error_that_names_it(monkeypatch: pytest.M
         sentencex_splitter("q-not-cached")
 
 
-def test_together_gives_each_work_its_own_answers() -> None:
+def test_together_gives_each_task_its_own_answers() -> None:
     def counting(name: str, rounds: int) -> SentenceRequests[list[str]]:
         said = []
         for number in range(rounds):

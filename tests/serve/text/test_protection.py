@@ -21,7 +21,7 @@ from ziggurat.serve.text.splitting import Item, Protection, protected, sentencex
 from ziggurat.system.errors import ConfigError, DataError
 
 CATASTROPHE = r"(?:a+)+(?=b)c|(a|a)+\1\1z"
-"""CATASTROPHE is a pattern whose time doubles with every letter of a text of `a`."""
+"""CATASTROPHE is a pattern whose time doubles with every letter of a text `aaa...`."""
 
 
 def text_of(text: str, *patterns: str) -> str:
@@ -49,7 +49,7 @@ def outcome(name: str, text: str, *patterns: str, leave: tuple[str, ...] = ()) -
         ("Both Acme and Beta.", ["Acme", "Beta"], "bOTH Acme AND Beta."),
     ],
 )
-def test_what_a_pattern_matches_comes_through(text: str, patterns: list[str], said: str) -> None:
+def test_text_that_matches_a_pattern_survives(text: str, patterns: list[str], said: str) -> None:
     assert text_of(text, *patterns) == said
 
 
@@ -63,7 +63,7 @@ def test_what_a_pattern_matches_comes_through(text: str, patterns: list[str], sa
         ("a.po", 'msgid "The Acme Cloud"\nmsgstr ""\n', '#, fuzzy\nmsgid "The Acme Cloud"\nmsgstr "tHE Acme Cloud"\n'),
     ],
 )
-def test_it_is_looked_for_in_what_people_read(name: str, text: str, said: str) -> None:
+def test_only_text_for_people_is_searched(name: str, text: str, said: str) -> None:
     assert outcome(name, text, r"Acme\s+Cloud").value.decode() == said
 
 
@@ -78,13 +78,13 @@ def test_it_is_looked_for_in_what_people_read(name: str, text: str, said: str) -
         ("got %s%s of it", "GOT %s%s OF IT"),
     ],
 )
-def test_what_has_nothing_in_between_stays_together(text: str, said: str) -> None:
+def test_adjacent_matches_stay_together(text: str, said: str) -> None:
     assert outcome("a.txt", text).value.decode() == said
     assert outcome("a.txt", text).notices["protected_again"]
 
 
 @given(st.lists(st.sampled_from(["Acme", "X-1", "words", "more", "%s", "{0}", "Acme2"]), min_size=1, max_size=8))
-def test_each_comes_through_as_often_as_it_was(words: list[str]) -> None:
+def test_each_match_survives_as_often_as_it_occurred(words: list[str]) -> None:
     text, options = " ".join(words), Options(None, protect=Protection([r"\bAcme\b", r"X-\d"]))
     said = run(plain_text(text, options), permuting(5, change=lambda word: "" if word == "Acme" else swapped(word)))
     assert Counter(regex.findall(r"\bAcme\b|X-1", said.value)) == Counter(regex.findall(r"\bAcme\b|X-1", text))
@@ -112,7 +112,7 @@ def test_overlapping_stretches_are_one() -> None:
         ("(?P<x>a)(?&x)", "calls itself"),
     ],
 )
-def test_a_pattern_that_is_not_taken_is_named(pattern: str, said: str) -> None:
+def test_an_invalid_pattern_is_named(pattern: str, said: str) -> None:
     began = time.process_time()
     with pytest.raises(ConfigError) as refused:
         Protection(["good", pattern])
@@ -136,9 +136,9 @@ def test_a_slow_pattern_ends_with_a_message(monkeypatch: pytest.MonkeyPatch) -> 
     assert time.process_time() - began < 10
 
 
-def test_the_time_is_that_of_all_searches_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_limit_covers_all_searches_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Protection, "SECONDS", 0.5)
-    lines = "\n".join(["a" * 16 + " words"] * 100_000)  # each takes milliseconds
+    lines = "\n".join(["a" * 16 + " words"] * 100_000)  # each search takes milliseconds
     with pytest.raises(DataError, match="patterns to protect"):
         text_of(lines, CATASTROPHE)
 
@@ -209,5 +209,5 @@ def test_kinds_without_keys_are_known() -> None:
         "x{,5}y{0}",
     ],
 )
-def test_ordinary_counts_are_taken(pattern: str) -> None:
+def test_ordinary_repetition_counts_are_accepted(pattern: str) -> None:
     Protection([pattern])

@@ -1,4 +1,4 @@
-"""Unchanged documents: every text format returns the bytes that it was given."""
+"""Unchanged documents: every text format returns the bytes that it received."""
 # ruff: noqa: E501  (parts of documents stand in rows)
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def test_any_messages_come_back(entries: list[tuple[str, str, str, str | None]],
     for number, (comment, flags, source, target) in enumerate(entries):
         key = f'msgctxt "{number}"\nmsgid {quoted(source)}\n'
         before += f"{comment}{flags}{key}msgstr {quoted(target or '')}\n\n"
-        if target is None and source and not is_for_programs(source):  # such a source is a key, and stays
+        if target is None and source and not is_for_programs(source):  # such a source is a key, so it stays
             flags = flags if "fuzzy" in flags else flags.replace("#, ", "#, fuzzy, ") or "#, fuzzy\n"
             target = source
         after += f"{comment}{flags}{key}msgstr {quoted(target or '')}\n\n"
@@ -164,7 +164,7 @@ def test_any_pairs_come_back(
 
 
 def wrapped(name: str, text: str) -> bytes:
-    """Return a document with a text in it, already with a translation if the format holds one."""
+    """Return a document that contains a text, with a translation if the format has one."""
     if name == "a.json":
         return json.dumps({"a": [text], "b": text.splitlines()}, ensure_ascii=False).encode()
     if name == "a.po":

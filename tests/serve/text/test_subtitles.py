@@ -1,4 +1,4 @@
-"""Subtitles are read as players read them: no cue is lost, no cue's line comes out empty, unread parts are reported."""
+"""Subtitles are read as players read them: no cue is lost, no line of a cue becomes empty, skips are reported."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_cues_of_subrip(text: str, asked: list[str]) -> None:
         "\ufeff00:00:01,000 --> 00:00:02,000 X1:10 X2:20",
     ],
 )
-def test_times_as_players_take_them(times: str) -> None:
+def test_times_that_players_accept(times: str) -> None:
     for text in (f"1\n{times}\nThe dog.\n2\n{times}\nThe cat.\n", f"{times}\nThe dog.\n\n{times}\nThe cat.\n"):
         asked, outcome = read("a.srt", text)
         assert asked == ["The dog.", "The cat."]
@@ -124,7 +124,7 @@ def test_no_translation_ends_a_cue_or_makes_times(said: str, body: str) -> None:
 
 
 def unlinked(seed: int) -> Translate:
-    """Return links like a model's: some words are linked to nothing."""
+    """Return links like those of a model, with some words linked to nothing."""
     whole = permuting(seed, change=swapped)
 
     def one(sentence: str) -> SentenceTranslation:
@@ -193,7 +193,7 @@ def test_lines_of_times_are_never_text(times: str, number: str) -> None:
 @pytest.mark.parametrize(
     "line", ["Open from 10:00 to 11:00", "10:00-11:00", "We won 3:2, 2:1 and 1:0", "a --> b", "5 -> 6"]
 )
-def test_text_with_times_is_text(line: str) -> None:
+def test_text_that_mentions_times_is_text(line: str) -> None:
     asked, outcome = read("a.srt", f"1\n{TIMES}Here it is\n{line}\n")
     assert asked == [f"Here it is\n{line}"]
     assert not outcome.notices
@@ -201,12 +201,12 @@ def test_text_with_times_is_text(line: str) -> None:
 
 @pytest.mark.parametrize("name", ["a.srt", "a.vtt"])
 @pytest.mark.parametrize(
-    ("rest", "told"), [("Hello there", 1), ("X1:10 X2:20", 0), ("align:start line:0", 0), ("- Hello", 1)]
+    ("rest", "reported"), [("Hello there", 1), ("X1:10 X2:20", 0), ("align:start line:0", 0), ("- Hello", 1)]
 )
-def test_text_in_the_line_of_times_is_reported(name: str, rest: str, told: int) -> None:
+def test_text_in_the_line_of_times_is_reported(name: str, rest: str, reported: int) -> None:
     head = "1\n00:00:01.000 --> 00:00:02.000 " if name == "a.srt" else "WEBVTT\n\n00:01.000 --> 00:02.000 "
     outcome = read(name, f"{head}{rest}\nThe dog.\n")[1]
-    assert outcome.notices == ({"not_shown": 1} if told else {})
+    assert outcome.notices == ({"not_shown": 1} if reported else {})
     assert rest in outcome.value.decode()
 
 
@@ -224,7 +224,7 @@ def test_text_in_the_line_of_times_is_reported(name: str, rest: str, told: int) 
         "<i>One.\n<b>\nTwo",
     ],
 )
-def test_a_line_end_next_to_a_tag_without_a_partner_stays(name: str, body: str) -> None:
+def test_a_line_end_next_to_an_unpaired_tag_stays(name: str, body: str) -> None:
     head = f"1\n{TIMES}" if name == "a.srt" else f"WEBVTT\n\n{TIMES.replace(',', '.')}"
     assert read(name, f"{head}{body}\n")[1].value.decode() == head + re.sub(
         r"(<[^>]*>)|([^<>]+)", lambda m: m[1] or swapped(m[2]), f"{body}\n"
