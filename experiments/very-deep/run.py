@@ -53,11 +53,13 @@ class System(NamedTuple):
     decoder: int
     settings: list[str]
     updates: int
+    peak: float = 1e-3
 
 
 SYSTEMS = {
     "post-norm 6-6": System(6, 6, PLAIN, 400),
     "ADMIN 60-12": System(60, 12, [], 400),
+    "ADMIN 60-12 at 3e-4": System(60, 12, [], 400, peak=3e-4),
     "post-norm 60-12": System(60, 12, PLAIN, 400),
     "pre-norm DLCL 60-12": System(60, 12, DLCL, 400),
     "post-norm 18-18": System(18, 18, PLAIN, 300),
@@ -65,7 +67,7 @@ SYSTEMS = {
     "pre-norm DLCL 30-6": System(30, 6, DLCL, 300),
 }
 """Systems are sorted by importance; settings that are not given are those of the recipe ADMIN 60-12, En-De."""
-TOKENS, PEAK, WARM_UP = 2048, 1e-3, 200
+TOKENS, WARM_UP = 2048, 200
 
 
 def experiment_of(system: System, store: Path, corpus: str, recompute: bool = False) -> Experiment:
@@ -82,7 +84,7 @@ def experiment_of(system: System, store: Path, corpus: str, recompute: bool = Fa
             f"model.decoder.layers={system.decoder}",
             *system.settings,
             f"training.batch={{max_tokens: {TOKENS}}}",
-            f"training.schedule={{kind: isqrt, peak: {PEAK}, warmup_updates: {WARM_UP}}}",
+            f"training.schedule={{kind: isqrt, peak: {system.peak}, warmup_updates: {WARM_UP}}}",
             "training.precision=bf16",
             f"training.recompute={'{encoder: 1, decoder: 1}' if recompute else '{}'}",
             "training.validation={every_updates: 100, decode: false, metric: loss}",
@@ -173,20 +175,22 @@ def outcome(figures: dict[str, Any]) -> str:
 
 def table() -> None:
     """Print a row for each system, and draw the training losses."""
-    print("| system | parameters | depth check, before | first loss | last dev loss | gradients, lowest / top | GiB |")
-    print("|---" * 7 + "|")
+    columns = ["system", "parameters", "depth check, before", "first loss", "last dev loss", "gradients, lowest / top"]
+    print(f"| {' | '.join(columns)} | source | GiB |")
+    print("|---" * 8 + "|")
     shown = {}
     for name in SYSTEMS:
         file, check = RESULTS / f"{slug(name)}.json", RESULTS / f"{slug(name)}.check.json"
         said = json.loads(check.read_text("utf-8"))["verdict"]["label"] if check.exists() else ""
         if not file.exists():
-            print(f"| {name} | | {said} | | not run | | |")
+            print(f"| {name} | | {said} | | not run | | | |")
             continue
         figures = shown[name] = json.loads(file.read_text("utf-8"))
         norms = [record["values"]["gradient_norm"]["encoder"] for record in figures["depth"]]
         ratios = " → ".join(f"{of[0] / of[-1]:.2g}" for of in norms if of[0] and of[-1])
         cells = [name, f"{figures['parameters'] / 1e6:.0f} M", said, f"{figures['train'][0][1]:.2f}", outcome(figures)]
-        print("| " + " | ".join([*cells, ratios, f"{figures['peak_mib'] / 1024:.1f}"]) + " |")
+        source = f"{figures['depth'][-1]['values']['source_dependence']:.3f}" if figures["depth"] else ""
+        print("| " + " | ".join([*cells, ratios, source, f"{figures['peak_mib'] / 1024:.1f}"]) + " |")
     draw(shown)
 
 

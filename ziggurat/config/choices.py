@@ -218,7 +218,7 @@ def choices_named(name: str) -> tuple[NamedChoice, ...]:
 
 
 class Word(NamedTuple):
-    """A word of the output that is neither a key nor a method."""
+    """A term of the output that is neither a key nor a method."""
 
     name: str
     what: str

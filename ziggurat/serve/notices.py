@@ -14,7 +14,7 @@ from ziggurat.translate.results import Notices
 
 KINDS = {
     "unaligned": "translated by segments for lack of an alignment",
-    "protected_again": "translated again because something was missing",
+    "protected_again": "translated again because a placeholder, tag or other protected text was missing",
     "not_parsed": "messages left as they are, because they could not be parsed",
     "endings_kept": "endings of ordinals left as they are",
     "empty": "sentences left as they are, because their translation was empty",

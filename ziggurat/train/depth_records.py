@@ -182,8 +182,8 @@ class DepthProbe:
         if self._left_out:
             share = self._config.max_share
             self._log.say(
-                f"measures of depth: records left out to save time: {self._left_out}. Measuring may take "
-                f"{share:.1%} of the time (`training.diagnostics.max_share`; null: no limit)"
+                f"depth was measured {self._left_out} times less often than asked, to stay within {share:.1%} of the time "
+                "(`training.diagnostics.max_share`; null: no limit)"
             )
 
     def _count(self, seconds: float) -> None:

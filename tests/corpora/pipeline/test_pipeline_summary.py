@@ -96,7 +96,7 @@ def test_the_total_time_names_the_steps_it_covers(tmp_path: Path, monkeypatch: p
     found = replace(
         evaluation._summary(context, [], Times(tmp_path / "times.json")), steps=[StepRow("clean", "", 250.0, 1, 0)] * 2
     )
-    said = "The 2 steps below, each as it was done last, took 8:20 together; the teacher, which was there before"
+    said = "The 2 steps below took 8:20 in total (the last run of each); the teacher, which was there before"
     assert f"<p>{said}, is not counted.</p>" in pipeline_page(found)
     assert found.as_record()["existing"] == ["teacher"]
 

@@ -340,9 +340,9 @@ class PipelineSummary:
     @property
     def took(self) -> str:
         """A description of the time of all steps."""
-        steps = f"{len(self.steps)} step{'' if len(self.steps) == 1 else 's'} below, each as it was done last,"
+        steps = "step" if len(self.steps) == 1 else f"{len(self.steps)} steps"
         without = "".join(f"; the {name}, which was there before, is not counted" for name in self.existing)
-        return f"The {steps} took {duration(self.seconds)} together{without}."
+        return f"The {steps} below took {duration(self.seconds)} in total (the last run of each){without}."
 
     def as_record(self) -> dict[str, Any]:
         """Return the fields and the verdicts, for JSON."""
