@@ -219,6 +219,21 @@ def test_initialisations_that_one_stack_cannot_have(model: dict[str, Any], key: 
     assert rule.problems[0].key == key
 
 
+@pytest.mark.parametrize(
+    ("model", "keys"),
+    [
+        ({"encoder": {"layer_drop": 0.2}}, ["model.encoder.layer_drop"]),
+        ({"dropout": {"sublayer": 0.1}}, ["model.dropout.sublayer"]),
+        ({"dropout": {"sublayer": 0.1, "sublayer_unit": "sample"}}, []),
+    ],
+)
+def test_r_drop_does_not_see_what_both_passes_drop(model: dict[str, Any], keys: list[str]) -> None:
+    for strength, expected in ((5.0, keys), (0.0, [])):
+        training = {"loss": {"r_drop": strength}}
+        found = notices(Experiment.model_validate({"data": DATA, "model": model, "training": training}))
+        assert [problem.key for problem in found if "r_drop" in str(problem)] == expected
+
+
 def test_notices_are_about_unlikely_intentions() -> None:
     setting, omega = model_notices(
         {"residual": "post", "encoder": {"residual": "admin"}, "combination": {"softmax": True}}

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ziggurat.model.accelerator import usable_device
+from ziggurat.system.errors import ConfigError
 
 
 @pytest.fixture
@@ -23,3 +24,10 @@ def test_attention_on_a_gpu_does_not_use_cudnn(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
     assert usable_device("auto", "device").type == "cuda"
     assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_apples_gpus_are_refused_for_lack_of_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("mps"))
+    assert usable_device("auto", "device") == torch.device("cpu")
+    with pytest.raises(ConfigError, match="float64"):
+        usable_device("mps", "device")

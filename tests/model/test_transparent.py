@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.model.histories import D, layers, stirred, stream
+from tests.small import small_config
+from ziggurat.model.build import build_model
 from ziggurat.model.history.kinds import Transparent
 from ziggurat.model.roles import Role, assign_roles
 
@@ -116,3 +118,16 @@ def test_all_memories_keep_shape_and_dtype() -> None:
     low = [h.bfloat16() for h in states()]
     memories = Transparent(N + 1, J, 0.1)(low)
     assert [(m.shape, m.dtype) for m in memories] == [((2, 3, D), torch.bfloat16)] * J
+
+
+def test_parallel_streams_are_mixed_at_the_size_of_one() -> None:
+    """With hyper-connections, a layer's state is the mean of its streams; their sum would be several times too large."""
+    sizes = []
+    source, mask = torch.randint(4, 20, (3, 7)), torch.ones(3, 7, dtype=torch.bool)
+    for streams in (1, 4):
+        config = small_config(3, 2, residual="hyper", memory="transparent", wiring={"streams": streams})
+        model = build_model(config, 20, 20, seed=1).eval()
+        outputs: list[Tensor] = []
+        model.encode(source, mask, outputs)
+        sizes.append(torch.stack(outputs).norm(dim=-1).mean())
+    torch.testing.assert_close(sizes[1], sizes[0], rtol=0.3, atol=0)

@@ -189,6 +189,7 @@ def notices(experiment: Experiment) -> list[Problem]:
         *_recomputing(experiment),
         *_halves(experiment.model),
         *_training(experiment.training),
+        *_same_in_both_passes(experiment),
     ]
 
 
@@ -366,6 +367,21 @@ def _training(training: TrainingConfig) -> Iterator[Problem]:
         )
     if training.growth is not None and (cut := cut_short(training.growth, training.stop)):
         yield cut
+
+
+def _same_in_both_passes(experiment: Experiment) -> Iterator[Problem]:
+    """Yield a problem for each kind of dropout that R-Drop, which compares two passes, does not see."""
+    model = experiment.model
+    if not experiment.training.loss.r_drop:
+        return
+    shared = {f"model.{side}.layer_drop": getattr(model, side).layer_drop for side in ("encoder", "decoder")}
+    shared["model.dropout.sublayer"] = model.dropout.sublayer if model.dropout.sublayer_unit == "batch" else 0.0
+    for key in (key for key, share in shared.items() if share):
+        yield _warning(
+            key,
+            f"`training.loss.r_drop` compares two passes that differ by dropout, but `{key}` drops the same in both",
+            "set `model.dropout.sublayer_unit: sample`" if key.endswith("sublayer") else "",
+        )
 
 
 def warm_up_notice(training: TrainingConfig) -> Problem | None:

@@ -114,7 +114,8 @@ class OptimiserConfig(Section):
     """An optimiser from torch.optim; the schedule sets the learning rate."""
 
     kind: Literal["adam", "adamw", "radam", "muon"] = "adam"
-    """`muon` trains the matrices inside the layers, AdamW everything else (Jordan 2024; torch.optim.Muon)."""
+    """`muon` trains the matrices inside the layers, AdamW everything else (Jordan 2024; torch.optim.Muon). A fused
+    matrix, as of queries, keys and values, is orthogonalised as one; Jordan advises to take its parts separately."""
     betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.98), strict=False)
     """Decay rates of the moments (adam, adamw, radam, and the AdamW part of muon)."""
     epsilon: Real = Field(default=1e-9, gt=0)
@@ -277,7 +278,7 @@ class TrainingConfig(Section):
     seed: Seed = Field(default=1, ge=0)
     """Random seed for initial weights, data order and dropout."""
     device: str = "auto"
-    """`auto` uses a GPU if there is one; otherwise `cpu`, `cuda`, `cuda:1`, `mps`."""
+    """`auto` uses a GPU if there is one; otherwise `cpu`, `cuda`, `cuda:1`, `xpu`."""
     threads: Threads | None = Field(default=None, ge=1)
     """CPU threads; default: torch's choice."""
     precision: Literal["auto", "fp32", "bf16"] = "fp32"

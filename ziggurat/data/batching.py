@@ -239,6 +239,17 @@ def _generator(seed: int, epoch: int, purpose: int, *more: int) -> np.random.Gen
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, epoch, purpose, *more))))
 
 
+def largest(sentences: Integers, source: Integers, target: Integers) -> list[int]:
+    """Return the indices of the one or two batches that may need the most memory, from padded lengths `[batches]`.
+
+    States of layers grow with the sum of both lengths; weights of attention, where they are kept, with their squares
+    (self-attention) and their product (cross-attention). Which of the two weighs more depends on the model.
+    """
+    count, source, target = (each.astype(np.int64) for each in (sentences, source, target))
+    states, weights = count * (source + target), count * (source**2 + target**2 + source * target)
+    return list(dict.fromkeys((int(states.argmax()), int(weights.argmax()))))
+
+
 def _padded(source_lengths: Integers, target_lengths: Integers, length_multiple: int) -> tuple[Lengths, Lengths]:
     # Widened first: lengths may be stored in 16 bits, where 65,535 + 1 is 0.
     source, target = (side.astype(np.int32, copy=False) for side in (source_lengths, target_lengths))

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ziggurat.config import Experiment
 from ziggurat.config.depth import saved_passes
-from ziggurat.data.batching import make_batches, round_up
+from ziggurat.data.batching import largest, make_batches, round_up
 from ziggurat.data.corpus import Store, read_manifest
 from ziggurat.data.loader import LoaderState
 from ziggurat.data.readers import CorpusReader
@@ -166,7 +166,7 @@ def _planned(experiment: Experiment, store: Store) -> Batches:
     source, target = (
         round_up(np.maximum.reduceat(side, starts), batch.length_multiple).astype(np.int64) for side in lengths
     )
-    candidates = (sentences * (source + target)).argmax(), (sentences * source * target).argmax()
+    candidates = largest(sentences, source, target)
     return Batches(
         tuple(dict.fromkeys(BatchShape(int(sentences[n]), int(source[n]), int(target[n])) for n in candidates)),
         float(lengths[0].mean()),

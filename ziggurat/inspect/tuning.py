@@ -1,7 +1,7 @@
 """Tuning on a small model: a sweep of learning rates, and the coordinate check.
 
-With `model.transfer` (ziggurat.model.init), the first updates change models of every width and depth by the same
-amount, so the best rate of a small model, the base, is also that of a large one (CompleteP, Dey et al. 2025). The
+With `model.transfer` (ziggurat.model.rate_transfer), the first updates change models of every width and depth by the
+same amount, so the best rate of a small model, the base, is also that of a large one (CompleteP, Dey et al. 2025). The
 coordinate check measures whether this holds.
 """
 

@@ -1,7 +1,7 @@
 """Devices: choosing one, and what an accelerator can do that a CPU cannot.
 
 Every question that depends on the kind of accelerator is asked here, so that NVIDIA's and AMD's GPUs ("cuda"), Intel's
-("xpu"), Apple's ("mps") and other backends take the same path through the rest of the package, which only distinguishes
+("xpu") and other backends take the same path through the rest of the package, which only distinguishes
 a CPU from everything else. Features with no counterpart elsewhere stay where they are used: CUDA graphs
 (ziggurat.train.objective) and packed sequences of flash attention (ziggurat.model.attention.cache).
 """
@@ -18,10 +18,7 @@ from ziggurat.system.errors import ConfigError
 
 
 def default_device() -> torch.device:
-    """Return the accelerator of this machine, or the CPU if it has none.
-
-    Apple's is never chosen: it has no float64, in which a search sums log-probabilities.
-    """
+    """Return the accelerator of this machine, or the CPU if it has none that can be used (`usable_device`)."""
     device = torch.accelerator.current_accelerator(check_available=True)
     return torch.device("cpu") if device is None or device.type == "mps" else torch.device(device.type)
 
@@ -30,7 +27,7 @@ def usable_device(name: str, setting: str) -> torch.device:
     """Return the device of that name; `auto` is the GPU if there is one, otherwise the CPU.
 
     On a GPU, cuDNN's attention kernel is switched off. Raises ConfigError, which names `setting`, when the device
-    cannot be used.
+    cannot be used, as Apple's GPUs cannot: they have no float64, in which searches and some layers compute.
     """
     device = default_device() if name == "auto" else _named(name, setting)
     if device.type == "cuda":
@@ -45,6 +42,8 @@ def usable_device(name: str, setting: str) -> torch.device:
 def _named(name: str, setting: str) -> torch.device:
     try:
         device = torch.device(name)
+        if device.type == "mps":
+            raise RuntimeError("Apple's GPUs have no float64, in which a search adds log-probabilities")
         # torch.device accepts the name of a GPU that does not exist; only querying its memory shows that.
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -113,8 +112,7 @@ def make_current(device: torch.device) -> None:
 def synchronize(device: torch.device) -> None:
     """Wait until an accelerator has finished all queued work; does nothing for a CPU."""
     if device.type != "cpu":
-        module = runtime(device)
-        module.synchronize() if device.type == "mps" else module.synchronize(device)
+        runtime(device).synchronize(device)
 
 
 def free_cache(device: torch.device) -> None:
@@ -126,17 +124,12 @@ def free_cache(device: torch.device) -> None:
 def memory_in_use(device: torch.device) -> int:
     """Return the bytes of tensors on an accelerator, 0 where PyTorch does not count them."""
     module = runtime(device)
-    if device.type == "mps":
-        return int(module.current_allocated_memory())
     return int(module.memory_allocated(device)) if hasattr(module, "memory_allocated") else 0
 
 
 def random_state_kept(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context that restores torch's random state, on the CPU and on `device`, at its end.
-
-    Apple's state is not restored, since fork_rng does not support it.
-    """
-    if device.type in ("cpu", "mps"):
+    """Return a context that restores torch's random state, on the CPU and on `device`, at its end."""
+    if device.type == "cpu":
         return torch.random.fork_rng(devices=[])
     # fork_rng defaults to all GPUs, some of which belong to other processes.
     return torch.random.fork_rng(devices=[device], device_type=device.type)

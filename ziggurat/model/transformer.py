@@ -323,19 +323,21 @@ class _Stack(Recomputing):
         for number in layers:
             state, x = self._through(self.layers[number], state, view(number))
             if read:
-                inputs.append(self._merged(x))
+                inputs.append(self._mean(x))
             if given:
-                outputs.append(self._merged(state.latest))
+                outputs.append(self._mean(state.latest))
         return _Passed(state, inputs, outputs)
 
-    def _merged(self, x: Tensor) -> Tensor:
-        """Return the sum of the streams [..., d_model]."""
-        return x if self.streams is None else x.sum(-2)
+    def _mean(self, x: Tensor) -> Tensor:
+        """Return the mean of the streams [..., d_model], which is as long as one, for what reads a layer's state."""
+        return x if self.streams is None else x.mean(-2)
 
     def _ended(self, state: HistoryState) -> Tensor:
         """Return the stack's output before its final norm, as one stream."""
         y = self.history.output(state)
-        return self._merged(y) if self.end is None else self.end(y)
+        if self.end is not None:
+            return self.end(y)
+        return y if self.streams is None else y.sum(-2)
 
     def _close(self, state: HistoryState) -> Tensor:
         y = self._ended(state)

@@ -182,7 +182,7 @@ class DepthProbe:
         if self._left_out:
             share = self._config.max_share
             self._log.say(
-                f"depth was measured {self._left_out} times less often than asked, to stay within {share:.1%} of the time "
+                f"left out {self._left_out} measurements of depth, to spend at most {share:.1%} of the time on them "
                 "(`training.diagnostics.max_share`; null: no limit)"
             )
 

@@ -43,9 +43,9 @@ def train(
     """Train `experiment` in the folder `run`; with `resume`, continue from its newest undamaged checkpoint.
 
     The result is a function of configuration, data and seed: a run killed at any moment and resumed ends with the same
-    weights, bit for bit on one machine with the same number of processes. Under torchrun, every process calls this with
-    the same folder. `advice` prints the command that continues the run at the end; callers with another command turn it
-    off. Raises ConfigError, DataError, CheckpointError, TrainingError.
+    weights, bit for bit on one machine with the same number of processes (docs/training.md names the exceptions). Under
+    torchrun, every process calls this with the same folder. `advice` prints the command that continues the run at the
+    end; callers with another command turn it off. Raises ConfigError, DataError, CheckpointError, TrainingError.
     """
     with joined(experiment.training.distributed.timeout_minutes, experiment.training.device) as processes:
         console = safe(console or Console(stderr=True)) if processes.first else Console(quiet=True)

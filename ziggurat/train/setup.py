@@ -18,7 +18,7 @@ import torch
 
 from ziggurat.config import Experiment, TrainingConfig
 from ziggurat.config.train import BatchConfig
-from ziggurat.data.batching import round_up
+from ziggurat.data.batching import largest, round_up
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Batch, Loader, LoaderState
 from ziggurat.data.store_checks import StoreWatch
@@ -67,10 +67,9 @@ class TooLarge(NamedTuple):
 
 
 def largest_batches(loader: Loader, length_multiple: int, at: LoaderState) -> list[Batch]:
-    """Return the one or two batches of the epoch at `at` that need the most memory; the position in the data is kept.
+    """Return the one or two batches of the epoch at `at` that may need the most memory; the position is kept.
 
-    The first has the most padded tokens, to which the layers' states are proportional. The second, if different, has
-    the most pairs of a source and a target position, to which attention matrices are proportional.
+    `ziggurat.data.batching.largest` chooses them.
     """
     # Sizes are computed from the table of lengths, for all batches at once: an epoch may have very many, and collating
     # one would read its sentences.
@@ -81,10 +80,7 @@ def largest_batches(loader: Loader, length_multiple: int, at: LoaderState) -> li
         round_up(np.maximum.reduceat(lengths[pairs], starts) + 1, length_multiple).astype(np.int64)
         for lengths in loader.lengths(at, pairs)
     )
-    # States grow with the sum of the lengths, cross-attention with their product, so the largest batch depends on the
-    # model.
-    most = (sentences * (source + target)).argmax(), (sentences * source * target).argmax()
-    return [batch for number in dict.fromkeys(map(int, most)) for batch in loader.load(at._replace(batch=number))]
+    return [batch for number in largest(sentences, source, target) for batch in loader.load(at._replace(batch=number))]
 
 
 def try_batches(

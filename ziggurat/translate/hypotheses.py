@@ -37,7 +37,7 @@ _BASE: dict[str, Callable[[float | Tensor], float | Tensor]] = {
 
 @dataclass(frozen=True)
 class LengthPenalty:
-    """One of the penalties above; `coverage` is beta, `length_ratio` is rho, `word` is subtracted for each token."""
+    """A length penalty; `coverage` is beta, `length_ratio` is rho, `word` is subtracted for each token."""
 
     kind: Literal["none", "gnmt", "power", "lingvo"] = "none"
     alpha: float = 0.0

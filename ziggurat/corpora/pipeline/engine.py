@@ -160,7 +160,8 @@ class Pipeline:
             status, manifests[step.name] = self._look(step, selection, manifests, self.steps.index(step) in chosen)
             if busy and status.spent.running is not None and not status.finished:
                 same = status.state == "begun"
-                why = "is running" if same else f"is running with settings other than this call's (this call: {status.why})"
+                other = f" with settings other than this call's (this call: {status.why})"
+                why = f"is running{'' if same else other}"
                 status = replace(status, state="running" if same else status.state, why=why)
             found.append(status)
         return found
