@@ -121,7 +121,7 @@ def test_all_memories_keep_shape_and_dtype() -> None:
 
 
 def test_parallel_streams_are_mixed_at_the_size_of_one() -> None:
-    """With hyper-connections, a layer's state is the mean of its streams; their sum would be several times too large."""
+    """With hyper-connections, a layer's state is the mean of its streams; a sum would be several times too large."""
     sizes = []
     source, mask = torch.randint(4, 20, (3, 7)), torch.ones(3, 7, dtype=torch.bool)
     for streams in (1, 4):

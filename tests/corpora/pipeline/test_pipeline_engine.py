@@ -647,10 +647,8 @@ def test_a_step_that_another_call_works_on_is_running(tmp_path: Path, ran: list[
         found = pipeline(tmp_path / "w", fakes).statuses()
         assert [(state.state, state.why) for state in found[:2]] == [("running", "is running"), ("new", "not done yet")]
         fakes[0].setting = 1
-        said = (
-            "is running with settings other than this call's (this call: settings changed (there -> now): setting: 0 "
-        )
-        said += "-> 1)"
+        changed = "settings changed (there -> now): setting: 0 -> 1"
+        said = f"is running with settings other than this call's (this call: {changed})"
         assert pipeline(tmp_path / "w", fakes).statuses()[0].why == said
         ran.append("looked")
 
