@@ -36,9 +36,10 @@ from ziggurat.model.build import build_model, parameter_roles
 from ziggurat.train.checkpoint import RunProgress
 from ziggurat.train.device import keep_freed_memory
 from ziggurat.train.optim import Optimiser
+from ziggurat.train.parallel import Parallel
 from ziggurat.train.records import RunLog
 from ziggurat.train.saving import Saver
-from ziggurat.train.update import Parallel, train_update
+from ziggurat.train.update import train_update
 
 VOCABULARY, DEFAULT_CADENCE, LIMIT = 32_000, 1000, 0.05
 WAYS = ("none", "asynchronous", "synchronous")

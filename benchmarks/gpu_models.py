@@ -20,9 +20,11 @@ from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
 from ziggurat.model.build import build_model, compile_layers, parameter_roles, set_recompute
 from ziggurat.model.embedding import sinusoids
 from ziggurat.model.seq2seq import Seq2Seq
-from ziggurat.train.objective import GraphedPasses, autocast
+from ziggurat.train.cuda_graphs import GraphedPasses
+from ziggurat.train.objective import autocast
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.update import Parallel, train_update
+from ziggurat.train.parallel import Parallel
+from ziggurat.train.update import train_update
 
 MODELS: dict[str, dict[str, Any]] = {
     "base 6-6": {"encoder": {"layers": 6}, "decoder": {"layers": 6}},

@@ -46,7 +46,8 @@ def training(axis: str, value: int, seconds: float) -> dict[str, float]:
     from ziggurat.train.device import keep_freed_memory
     from ziggurat.train.distributed import joined
     from ziggurat.train.optim import Optimiser
-    from ziggurat.train.update import Parallel, Replicated, train_update
+    from ziggurat.train.parallel import Parallel, Replicated
+    from ziggurat.train.update import train_update
 
     sizes = {"depth": 6, "batch": 4096, "vocabulary": 8_000, "length": 16, "processes": 1, axis: value}
     keep_freed_memory()

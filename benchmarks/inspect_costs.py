@@ -15,7 +15,8 @@ from ziggurat.inspect.cost import Batches, time_cost
 from ziggurat.inspect.machine import BatchShape, full_batch, measure_speed, simulate_update, slowness
 from ziggurat.model.build import build_model, parameter_roles, set_recompute
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.update import Parallel, train_update
+from ziggurat.train.parallel import Parallel
+from ziggurat.train.update import train_update
 
 CPU = torch.device("cpu")
 VOCABULARY = 8000

@@ -94,7 +94,8 @@ def measure_base(o: dict[str, Any]) -> dict[str, Any]:
     from ziggurat.config.train import LossConfig, OptimiserConfig
     from ziggurat.model.build import count_parameters, parameter_roles
     from ziggurat.train.optim import Optimiser
-    from ziggurat.train.update import Parallel, train_update
+    from ziggurat.train.parallel import Parallel
+    from ziggurat.train.update import train_update
 
     model = built((60, 12), 512, 8, 32_000, o)
     optimiser = Optimiser(model, parameter_roles(model), OptimiserConfig(moments=o["moments"]))

@@ -30,7 +30,8 @@ from ziggurat.model.lstm import CELL_CLIP, EPSILON, LstmCell, LstmLayer, LstmSta
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.train.device import keep_freed_memory
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.update import Parallel, train_update
+from ziggurat.train.parallel import Parallel
+from ziggurat.train.update import train_update
 
 VOCABULARY, SHORTEST, LONGEST = 8000, 18, 22
 

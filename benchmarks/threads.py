@@ -90,7 +90,8 @@ def _training(experiment: Any, store: Any, model: Any) -> Iterator[int]:
     from ziggurat.model.build import parameter_roles
     from ziggurat.train.device import keep_freed_memory
     from ziggurat.train.optim import Optimiser
-    from ziggurat.train.update import Parallel, train_update
+    from ziggurat.train.parallel import Parallel
+    from ziggurat.train.update import train_update
 
     keep_freed_memory()
     training = experiment.training

@@ -91,7 +91,8 @@ def _stepper(
     from ziggurat.model.build import build_model, compile_layers, parameter_roles
     from ziggurat.train.device import keep_freed_memory
     from ziggurat.train.optim import Optimiser
-    from ziggurat.train.update import Parallel, train_update
+    from ziggurat.train.parallel import Parallel
+    from ziggurat.train.update import train_update
 
     keep_freed_memory()
     d, ff, heads, encoder, decoder = SHAPES[shape]

@@ -19,7 +19,8 @@ from ziggurat.model.build import build_model, count_parameters, parameter_roles
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import load_weights, read_tensors, weights, write_tensors
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.update import Parallel, train_update
+from ziggurat.train.parallel import Parallel
+from ziggurat.train.update import train_update
 
 VOCABULARY = 13
 GOLDEN = Path(__file__).parent / "golden" / "refused_pairs.txt"

@@ -33,9 +33,9 @@ from ziggurat.model.counts import bare_model
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import local
 from ziggurat.train.distributed import Processes, joined
-from ziggurat.train.learner import Sharded
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.update import Replicated, train_update
+from ziggurat.train.parallel import Replicated, Sharded
+from ziggurat.train.update import train_update
 
 HERE = "tests.test_scaling_doc"
 TEXT = (Path(__file__).resolve().parents[1] / "docs" / "scaling.md").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ from ziggurat.config import ModelConfig
 from ziggurat.data.corpus import Store
 from ziggurat.model.build import build_model, count_parameters, stack_residuals
 from ziggurat.model.init import profile_omega
-from ziggurat.train.objective import profile_batch
+from ziggurat.train.profiling import profile_batch
 
 PUBLISHED = {
     "encoder": {1: 1.0, 2: 1.319, 12: 2.173, 36: 3.621, 120: 6.765, 200: 8.836},

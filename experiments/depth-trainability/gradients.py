@@ -18,7 +18,8 @@ from methods import DEPTHS, METHODS, UNEQUAL, common
 from ziggurat.config.recipes import load_named
 from ziggurat.data.corpus import Store
 from ziggurat.model.build import build_model
-from ziggurat.train.objective import batch_loss, profile_admin, profile_batch
+from ziggurat.train.objective import batch_loss
+from ziggurat.train.profiling import profile_admin, profile_batch
 
 
 def norms(store: str, depth: tuple[int, int], method: str) -> tuple[list[float], list[float]]:

@@ -359,7 +359,7 @@ def subjects(folder: Path, *, exports: bool = True) -> list[Subject]:
     from ziggurat.data.prepare import prepare
     from ziggurat.exchange.exporter import export_model
     from ziggurat.exchange.importer import import_checkpoint
-    from ziggurat.train.learner import grow_model
+    from ziggurat.train.growth import grow_model
     from ziggurat.train.loop import train
 
     for split, first, count in (("train", 0, 300), ("dev", 300, 10)):

@@ -33,7 +33,8 @@ from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.files import write_atomically
 from ziggurat.train.diagnosis.gradients import by_part, lengths, parts_of
 from ziggurat.train.diagnosis.probe import measure
-from ziggurat.train.objective import Objective, add_gradients, probe_loss, profile_batch
+from ziggurat.train.objective import Objective, add_gradients, probe_loss
+from ziggurat.train.profiling import profile_batch
 
 VOCABULARY = 32000  # for random tokens
 TOLERANCE = 0.03

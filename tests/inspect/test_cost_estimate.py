@@ -27,8 +27,8 @@ from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import weights
 from ziggurat.train.device import loader_of
 from ziggurat.train.objective import as_trained
+from ziggurat.train.parallel import Parallel
 from ziggurat.train.setup import largest_batches
-from ziggurat.train.update import Parallel
 
 PLAIN = Product(torch.float32, batched=False)
 BATCHED = Product(torch.float32, batched=True)

@@ -31,7 +31,8 @@ from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError
 from ziggurat.train.objective import batch_loss
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.update import Parallel, train_update
+from ziggurat.train.parallel import Parallel
+from ziggurat.train.update import train_update
 from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.hypotheses import LengthPenalty
 from ziggurat.translate.scorers import ModelScorer

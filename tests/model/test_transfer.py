@@ -21,7 +21,8 @@ from ziggurat.inspect.tuning import Size, coordinates, spread, with_base
 from ziggurat.model.build import build_model, parameter_roles, parameter_scales
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.update import Parallel, train_update
+from ziggurat.train.parallel import Parallel
+from ziggurat.train.update import train_update
 
 VOCABULARY = 50
 BASE = {"width": 32, "encoder_layers": 2, "decoder_layers": 2}

@@ -28,7 +28,8 @@ from ziggurat.model.build import build_model, parameter_roles
 from ziggurat.model.embedding import Rotary, SinusoidalPositions
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.update import Parallel, train_update
+from ziggurat.train.parallel import Parallel
+from ziggurat.train.update import train_update
 
 SCALING = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
 

@@ -18,7 +18,8 @@ from ziggurat.inspect.machine import BatchShape, simulate_update
 from ziggurat.model.build import build_model, parameter_roles, set_recompute
 from ziggurat.train.objective import as_trained
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.update import Parallel, train_update
+from ziggurat.train.parallel import Parallel
+from ziggurat.train.update import train_update
 
 V = 500
 SHAPE = BatchShape(12, 14, 11)

@@ -21,8 +21,9 @@ from ziggurat.train.checkpoint import RunProgress, read_progress
 from ziggurat.train.clipping import AdaptiveClipper
 from ziggurat.train.loop import train
 from ziggurat.train.optim import Optimiser
+from ziggurat.train.parallel import Parallel
 from ziggurat.train.recovery import count_skipped
-from ziggurat.train.update import Parallel, UpdateResult, train_update
+from ziggurat.train.update import UpdateResult, train_update
 
 
 def norms(count: int, seed: int = 0) -> list[float]:

@@ -28,10 +28,12 @@ from ziggurat.train.diagnosis.measures import Snapshot
 from ziggurat.train.diagnosis.probe import MEASURES
 from ziggurat.train.learner import Learner
 from ziggurat.train.loop import train
-from ziggurat.train.objective import probe_loss, profile_batch
+from ziggurat.train.objective import probe_loss
 from ziggurat.train.optim import Optimiser
+from ziggurat.train.parallel import Parallel
+from ziggurat.train.profiling import profile_batch
 from ziggurat.train.records import Record, read_records
-from ziggurat.train.update import Parallel, train_update
+from ziggurat.train.update import train_update
 
 EVERY: dict[str, Any] = {"every_updates": 2, "tokens": 100, "max_share": None}
 MEASURED = set(MEASURES) - {"beta_ln", "history_weights", "transparent_weights"}

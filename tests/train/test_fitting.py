@@ -112,7 +112,7 @@ def test_a_trial_takes_as_much_memory_as_an_update(
         gradients.append(learner.model.output.weight.grad is not None)
         return add_gradients(*args, **options)
 
-    monkeypatch.setattr("ziggurat.train.update.add_gradients", watched)
+    monkeypatch.setattr("ziggurat.train.parallel.add_gradients", watched)
     batches = largest_batches(loader_of(experiment, learner.store), 1, LoaderState())
     assert try_batches(learner, batches, experiment.training) is None
     assert sum(reserved) == 1

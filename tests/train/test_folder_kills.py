@@ -22,7 +22,7 @@ from ziggurat.exchange.exporter import export_model
 from ziggurat.model.directory import open_model
 from ziggurat.train.average import CheckpointSelection, average_run
 from ziggurat.train.checkpoint import Checkpoint, RunProgress, save_checkpoint
-from ziggurat.train.learner import grow_model
+from ziggurat.train.growth import grow_model
 from ziggurat.train.loop import train
 from ziggurat.train.run import create_run
 from ziggurat.train.saving import clear_leftovers, prune

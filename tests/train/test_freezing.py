@@ -24,7 +24,7 @@ from ziggurat.model.tensors import weights
 from ziggurat.system.errors import ConfigError
 from ziggurat.train.checkpoint import load_checkpoint
 from ziggurat.train.diagnosis.health import readings
-from ziggurat.train.learner import grow_model
+from ziggurat.train.growth import grow_model
 from ziggurat.train.loop import train
 from ziggurat.train.records import read_records
 from ziggurat.train.run import reopen_run

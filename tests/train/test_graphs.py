@@ -18,10 +18,11 @@ from ziggurat.config.train import LossConfig, OptimiserConfig
 from ziggurat.model.build import build_model, parameter_roles
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError
-from ziggurat.train import objective
-from ziggurat.train.objective import GraphedPasses, refuse_unrecordable
+from ziggurat.train import cuda_graphs
+from ziggurat.train.cuda_graphs import GraphedPasses, refuse_unrecordable
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.update import Parallel, train_update
+from ziggurat.train.parallel import Parallel
+from ziggurat.train.update import train_update
 
 CUTS = [[3, 4], [7], [3, 4], [7], [3, 4], [2, 5], [3, 4]]
 """CUTS are, for each update, the sizes of the batches into which the seven pairs are cut."""
@@ -58,7 +59,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Seq2Seq:
 
     monkeypatch.setattr(Work, "recorded", 0)
     monkeypatch.setattr(Work, "replayed", 0)
-    monkeypatch.setattr(objective, "_captured", captured)
+    monkeypatch.setattr(cuda_graphs, "_captured", captured)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
     return model
 
@@ -141,7 +142,7 @@ def test_a_shape_that_cannot_be_recorded_is_not_tried_again(model: Seq2Seq, monk
         tried.append(work)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(objective, "_captured", short)
+    monkeypatch.setattr(cuda_graphs, "_captured", short)
     inputs = batch.source, batch.source_mask, batch.target_in
     with passes:
         model(*inputs)

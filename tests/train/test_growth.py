@@ -34,7 +34,8 @@ from ziggurat.model.tensors import read_tensors, weights
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.train.average import regular_checkpoints
 from ziggurat.train.checkpoint import RunProgress, load_checkpoint
-from ziggurat.train.learner import Learner, after_growth, carry_moments, carry_weights, grow_model, stage_ended
+from ziggurat.train.growth import after_growth, carry_moments, carry_weights, grow_model, stage_ended
+from ziggurat.train.learner import Learner
 from ziggurat.train.loop import train
 from ziggurat.train.optim import Optimiser
 from ziggurat.train.run import reopen_run

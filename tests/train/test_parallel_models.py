@@ -26,8 +26,7 @@ from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.model.tensors import whole
 from ziggurat.train.device import Shortage
 from ziggurat.train.distributed import Processes, joined
-from ziggurat.train.learner import Sharded
-from ziggurat.train.update import Parallel, Replicated
+from ziggurat.train.parallel import Parallel, Replicated, Sharded
 
 HERE = "tests.train.test_parallel_models"
 RNMT: dict[str, Any] = {"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}}

@@ -17,7 +17,7 @@ from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import read_tensors
 from ziggurat.train.loop import train
-from ziggurat.train.objective import profile_admin, profile_batch, profile_batches
+from ziggurat.train.profiling import profile_admin, profile_batch, profile_batches
 
 ADMIN: dict[str, Any] = {"residual": "admin", "init": {"kind": "admin", "profile_tokens": 500}}
 

@@ -21,7 +21,8 @@ from ziggurat.train.loop import train
 from ziggurat.train.loss import Labels, sequence_loss
 from ziggurat.train.objective import batch_loss, inter_similarity_penalty
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.update import Parallel, train_update
+from ziggurat.train.parallel import Parallel
+from ziggurat.train.update import train_update
 from ziggurat.train.validate import Validator
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -12,7 +12,8 @@ from ziggurat.config.train import LossConfig, OptimiserConfig
 from ziggurat.model.build import build_model, parameter_roles
 from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.update import Parallel, UpdateResult, train_update
+from ziggurat.train.parallel import Parallel
+from ziggurat.train.update import UpdateResult, train_update
 
 
 def tiny() -> tuple[Seq2Seq, Optimiser]:

@@ -22,7 +22,8 @@ from ziggurat.model.tensors import weights
 from ziggurat.train.checkpoint import load_checkpoint
 from ziggurat.train.loop import train
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.update import Parallel, train_update
+from ziggurat.train.parallel import Parallel
+from ziggurat.train.update import train_update
 from ziggurat.train.validate import Validator
 
 SHARE = 0.3

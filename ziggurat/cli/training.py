@@ -131,7 +131,7 @@ def grow(
 
     Example: `ziggurat grow runs/a --layers 24 --out grown`
     """
-    from ziggurat.train.learner import grow_model
+    from ziggurat.train.growth import grow_model
 
     if copy not in get_args(CopyStrategy):
         raise ConfigError(f"`--copy {printable(copy)}`: choose one of {', '.join(get_args(CopyStrategy))}")

@@ -45,7 +45,7 @@ from ziggurat.model.seq2seq import Memory, Seq2Seq
 from ziggurat.system.errors import ConfigError, ZigguratError
 from ziggurat.system.files import MANIFEST
 from ziggurat.train.device import loader_of
-from ziggurat.train.learner import stage_experiment
+from ziggurat.train.growth import stage_experiment
 from ziggurat.train.objective import settle_precision
 
 ASSUMED_LENGTH = 30

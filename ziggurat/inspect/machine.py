@@ -33,7 +33,7 @@ from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.processes import SystemLoad, sleeping_at_once
 from ziggurat.train.objective import as_trained, every_branch_present
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.update import Parallel
+from ziggurat.train.parallel import Parallel
 
 PURPOSES = (
     "weights", "tables", "copies", "gradients", "moments", "encoder", "decoder", "loss", "backward", "step", "batch",

@@ -41,7 +41,8 @@ from ziggurat.system.small_files import JsonForm, json_safe, read_json
 from ziggurat.train.device import loader_of
 from ziggurat.train.diagnosis.probe import measure
 from ziggurat.train.learner import Learner
-from ziggurat.train.objective import probe_loss, profile_batch, settle_precision
+from ziggurat.train.objective import probe_loss, settle_precision
+from ziggurat.train.profiling import profile_batch
 from ziggurat.train.schedule import learning_rate, peak_update
 from ziggurat.train.update import train_update
 

@@ -30,7 +30,7 @@ from ziggurat.system.processes import share_cores
 from ziggurat.train.device import loader_of
 from ziggurat.train.diagnosis.gradients import STACKS
 from ziggurat.train.learner import Learner
-from ziggurat.train.objective import profile_batch
+from ziggurat.train.profiling import profile_batch
 from ziggurat.train.update import train_update
 
 RATES = (5e-4, 1e-3, 2e-3, 4e-3)

@@ -3,7 +3,7 @@
 Every question that depends on the kind of accelerator is asked here, so that NVIDIA's and AMD's GPUs ("cuda"), Intel's
 ("xpu") and other backends take the same path through the rest of the package, which only distinguishes
 a CPU from everything else. Features with no counterpart elsewhere stay where they are used: CUDA graphs
-(ziggurat.train.objective) and packed sequences of flash attention (ziggurat.model.attention.cache).
+(ziggurat.train.cuda_graphs) and packed sequences of flash attention (ziggurat.model.attention.cache).
 """
 
 from __future__ import annotations

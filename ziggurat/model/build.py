@@ -39,7 +39,7 @@ def build_model(
     """Build and initialise a model on the CPU in fp32; the vocabularies are numbers of tokens.
 
     The initial weights depend on `seed` alone, and the global random state is left alone. Where `init.omega` is
-    `profiled`, the skips of `residual: admin` are 1 until training profiles them (ziggurat.train.objective). Raises
+    `profiled`, the skips of `residual: admin` are 1 until training profiles them (ziggurat.train.profiling). Raises
     ConfigError when `model.embedding.sharing: all` meets vocabularies of different size.
     """
     model = assemble(config, source_vocabulary, target_vocabulary)

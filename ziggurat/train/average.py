@@ -45,7 +45,7 @@ from ziggurat.system.staging import BeingBuiltError, building, discard, sweep
 from ziggurat.system.terminal import duration
 from ziggurat.system.yaml_text import shown
 from ziggurat.train.checkpoint import RunProgress, read_progress
-from ziggurat.train.learner import stage_experiment
+from ziggurat.train.growth import stage_experiment
 from ziggurat.train.records import MetricsWriter, RunLog
 from ziggurat.train.run import changes_since
 from ziggurat.train.schedule import finished

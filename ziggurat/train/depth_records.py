@@ -25,7 +25,8 @@ from ziggurat.train.diagnosis.health import WARNINGS_FILE, RunWarning, Watch, in
 from ziggurat.train.diagnosis.measures import Snapshot
 from ziggurat.train.diagnosis.probe import Loss, mean_gradient_norm, measure
 from ziggurat.train.learner import Learner
-from ziggurat.train.objective import probe_loss, profile_batches
+from ziggurat.train.objective import probe_loss
+from ziggurat.train.profiling import profile_batches
 from ziggurat.train.records import (
     DEPTH_FILE,
     MetricsWriter,

@@ -24,7 +24,7 @@ from ziggurat.train.clipping import AdaptiveClipper
 from ziggurat.train.depth_records import DepthProbe, DepthReporter
 from ziggurat.train.device import to_device
 from ziggurat.train.distributed import joined, lost
-from ziggurat.train.learner import after_growth, keep_stage, stage_ended, stage_folder
+from ziggurat.train.growth import after_growth, keep_stage, stage_ended, stage_folder
 from ziggurat.train.progress import ProgressLine, RecordWindow, Reporter, introduction
 from ziggurat.train.records import MetricsWriter, RunLog
 from ziggurat.train.recovery import Recovery, highest_nll, refuse_to_go_on

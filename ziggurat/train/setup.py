@@ -31,6 +31,7 @@ from ziggurat.system.errors import CheckpointError, ConfigError, Problem, Remedy
 from ziggurat.system.processes import share_cores
 from ziggurat.system.yaml_text import changed, shown
 from ziggurat.train.checkpoint import Checkpoint, RunProgress, latest_checkpoint, same_for_all
+from ziggurat.train.cuda_graphs import refuse_unrecordable
 from ziggurat.train.device import (
     Shortage,
     give_back_freed_memory,
@@ -43,7 +44,7 @@ from ziggurat.train.device import (
 from ziggurat.train.distributed import Processes
 from ziggurat.train.learner import Learner
 from ziggurat.train.loss import refuse_without_links
-from ziggurat.train.objective import every_branch_present, refuse_unrecordable, settle_precision
+from ziggurat.train.objective import every_branch_present, settle_precision
 from ziggurat.train.records import RunLog
 from ziggurat.train.run import create_run, refuse_existing, refuse_idle, refuse_other_store, settled_before
 from ziggurat.train.saving import StoreCheck, set_aside

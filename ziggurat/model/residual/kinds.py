@@ -265,7 +265,7 @@ def no_skip(position: SublayerPosition, options: ResidualOptions) -> Residual:
 def admin(position: SublayerPosition, options: ResidualOptions) -> Residual:
     """y = LN(omega * x + f(x)), a vector omega [d_model] for each sub-layer: Liu et al. 2020, section 4.
 
-    omega is 1 until it is profiled (ziggurat.train.objective) or set to a constant (ziggurat.model.init). The
+    omega is 1 until it is profiled (ziggurat.train.profiling) or set to a constant (ziggurat.model.init). The
     released code trains it, the paper does not: `options.omega_trainable`.
     """
     omega = nn.Parameter(torch.ones(options.d_model), requires_grad=options.omega_trainable)
