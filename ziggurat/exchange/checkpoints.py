@@ -47,7 +47,7 @@ _TENSORFLOW = re.compile(r".*\.(index|meta|pb|data-\d{5}-of-\d{5})")
 
 
 def refusal_of(path: Path, toolkit: str) -> ExportError:
-    """Return the error for a model of `toolkit` in the file or folder `path`, including the way out."""
+    """Return the error for a model of `toolkit` in the file or folder `path`, with a remedy."""
     way = _WAYS.get(toolkit) or _RETRAIN.format(toolkit)
     return ExportError(f"{path}: a model of {toolkit}, which `import` does not read; {way}")
 
@@ -111,7 +111,7 @@ def refuse_folder(folder: Path) -> None:
         raise DataError(f"{folder}: name the checkpoint itself, such as {folder / printable(checkpoints[0])}")
     beside = printable(", ".join(sorted(names)), 200) or "nothing"
     raise DataError(
-        f"{folder}: not a model: neither config.json of transformers nor an .npz file of Marian; it has {beside}"
+        f"{folder}: not a model: it has neither transformers' config.json nor Marian's .npz file, but {beside}"
     )
 
 

@@ -131,7 +131,10 @@ def _binary(path: Path, content: bytes) -> tuple[int, list[NDArray[np.int64]]]:
 
 
 def _checksum(content: bytes) -> int:
-    """Return the hash of everything after itself; bytes after the last whole number do not count."""
+    """Return the checksum of everything after the checksum field.
+
+    Trailing bytes short of a 64-bit word are ignored.
+    """
     found = 0
     for (word,) in struct.iter_unpack("<Q", content[16 : 16 + (len(content) - 16) // 8 * 8]):
         found ^= (word + 0x9E3779B9 + (found << 6) + (found >> 2)) & _MASK
