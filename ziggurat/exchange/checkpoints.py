@@ -110,9 +110,7 @@ def refuse_folder(folder: Path) -> None:
     if checkpoints := sorted(name for name in names if name.endswith((".pt", ".ckpt"))):
         raise DataError(f"{folder}: name the checkpoint itself, such as {folder / printable(checkpoints[0])}")
     beside = printable(", ".join(sorted(names)), 200) or "nothing"
-    raise DataError(
-        f"{folder}: not a model: it has neither transformers' config.json nor Marian's .npz file, but {beside}"
-    )
+    raise DataError(f"{folder}: not a model: neither transformers' config.json nor a Marian .npz file; it has {beside}")
 
 
 def refuse_file(path: Path) -> None:

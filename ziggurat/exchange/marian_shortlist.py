@@ -1,9 +1,9 @@
 """Lexical shortlists of Marian: as text (`lex.s2t.gz`) and as binary files (`lex.50.50.deen.s2t.bin`).
 
 A text has a line for each pair of pieces: target, source, probability. A binary file starts with six numbers of 8
-bytes: a magic number, a checksum, how many of the target's first pieces are allowed in every sentence, the most pieces
-per source piece, and the lengths of the two arrays that follow. These are the offset of each source piece's list, 8
-bytes each, and the pieces themselves, 4 bytes each, in ascending order. All of it is little-endian.
+bytes: a magic number, a checksum, how many of the target's first pieces are allowed in every sentence, the maximum
+number of pieces per source piece, and the lengths of the two arrays that follow. These are the offset of each source
+piece's list, 8 bytes each, and the pieces themselves, 4 bytes each, in ascending order. All of it is little-endian.
 
 Marian also pads each sentence's list to a multiple of eight with the first pieces of the vocabulary; this is not done
 here.

@@ -81,7 +81,7 @@ def plain_text(text: str, options: Options) -> SentenceRequests[Result[str]]:
 
 
 def aligned_text(text: str, options: Options, *, lines: bool = True) -> SentenceRequests[Result[AlignedText]]:
-    """Do as `plain_text`, with sentences and links; without `lines` the text is a single paragraph."""
+    """Do the same as `plain_text`, and return sentences and links; without `lines` the text is a single paragraph."""
     notices = TextNotices()
     parts = _LINE_ENDS.split(text) if lines else [text]
     written = [bool(part.strip()) for part in parts]  # False for line ends
