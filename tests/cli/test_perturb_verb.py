@@ -61,7 +61,7 @@ def test_two_models_side_by_side(ziggurat: Ziggurat, trained: Path, files: tuple
         *["--source", source, "--reference", reference, "--kinds", "caps,typos", "--metrics", "chrf", "--page", "-"],
     )
     assert status == 0, errors
-    assert "Between systems, on disturbed lines" in out
+    assert "Between systems, on perturbed lines" in out
     assert "Between systems, what is lost" in out
     assert out.count("a − b") == 4
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ziggurat.data.modifiers import TAGS
-from ziggurat.evaluate.perturbations import PERTURBATIONS, Case, disturbed
+from ziggurat.evaluate.perturbations import PERTURBATIONS, Case, perturbed
 
 SOURCES = [
     "Ein Hund, der z. B. bellt, rennt über die Straße.",
@@ -30,7 +30,7 @@ LANGUAGES = ("de", "en")
 
 
 def cases(name: str, seed: int = 0) -> dict[tuple[int, ...], Case]:
-    return {case.lines: case for case in disturbed(name, SOURCES, [REFERENCES], LANGUAGES, seed)}
+    return {case.lines: case for case in perturbed(name, SOURCES, [REFERENCES], LANGUAGES, seed)}
 
 
 LINES = st.lists(st.text(max_size=60).map(lambda text: text.replace("\n", " ")), min_size=1, max_size=9)
@@ -39,16 +39,16 @@ LINES = st.lists(st.text(max_size=60).map(lambda text: text.replace("\n", " ")),
 @given(st.sampled_from(sorted(PERTURBATIONS)), LINES, st.integers(0, 3))
 def test_properties_that_hold_for_any_text(name: str, lines: list[str], seed: int) -> None:
     targets = [line.swapcase() for line in lines]
-    found = disturbed(name, lines, [targets, lines], LANGUAGES, seed)
-    again = disturbed(name, lines, [targets, lines], LANGUAGES, seed)
+    found = perturbed(name, lines, [targets, lines], LANGUAGES, seed)
+    again = perturbed(name, lines, [targets, lines], LANGUAGES, seed)
     assert [case.inputs for case in found] == [case.inputs for case in again]
     for case in found:
         assert case.inputs != tuple(lines[n] for n in case.lines)
-        # The references are the desired output of a system whose undisturbed translations equal them.
+        # The references are the desired output of a system whose unperturbed translations equal them.
         assert case.references[0] == case.ideal(" ".join(targets[n] for n in case.lines))
         assert case.references[1] == case.ideal(" ".join(lines[n] for n in case.lines))
     if name != "long" and len(lines) > 1:  # a line is perturbed as if it were alone, apart from its number
-        alone = disturbed(name, ["", *lines[1:2]], [["", *targets[1:2]]], LANGUAGES, seed)
+        alone = perturbed(name, ["", *lines[1:2]], [["", *targets[1:2]]], LANGUAGES, seed)
         assert [case.inputs for case in alone] == [case.inputs for case in found if case.lines == (1,)]
 
 
@@ -58,7 +58,7 @@ def test_capitals() -> None:
     assert upper[(1,)].references == ("TWO CHILDREN READ AN OLD BOOK.",)
     assert title[(1,)].inputs == ("Zwei Kinder Lesen Ein Altes Buch.",)
     assert (4,) not in upper  # nothing to change
-    (turkish,) = disturbed("caps", ["bir ilk"], [["a first"]], ("tr", "en"), 0)
+    (turkish,) = perturbed("caps", ["bir ilk"], [["a first"]], ("tr", "en"), 0)
     assert (turkish.inputs, turkish.references) == (("BİR İLK",), ("A FIRST",))
 
 
@@ -68,9 +68,9 @@ def test_clauses_and_joined_lines() -> None:
     assert short[(3,)].inputs == ("Hallo!", "Wo ist die Brücke?")
     assert short[(5,)].inputs == ("Das Haus steht am Fluss,", "und niemand wohnt dort;", "es regnet.")
     assert set(short) == {(0,), (3,), (5,)}
-    (few_letters,) = disturbed("short", ["Na, wir gehen; es ist 8, 9."], [["x"]], LANGUAGES, 0)
+    (few_letters,) = perturbed("short", ["Na, wir gehen; es ist 8, 9."], [["x"]], LANGUAGES, 0)
     assert few_letters.inputs == ("Na, wir gehen;", "es ist 8, 9.")
-    (chinese,) = disturbed("short", ["我很高兴。今天天气非常好。"], [["x"]], ("zh", "en"), 0)
+    (chinese,) = perturbed("short", ["我很高兴。今天天气非常好。"], [["x"]], ("zh", "en"), 0)
     assert chinese.inputs == ("我很高兴。", "今天天气非常好。")
     ((lines, case),) = cases("long").items()
     assert lines == (0, 1, 3, 4)  # without the blank line, two of four remain: too few
@@ -94,7 +94,7 @@ def test_added_text_is_the_same_on_both_sides(name: str) -> None:
 
 def test_choices_depend_on_the_number_of_a_line() -> None:
     lines = [SOURCES[0]] * 8
-    assert len({case.inputs for case in disturbed("emoji", lines, [lines], LANGUAGES, 0)}) > 1
+    assert len({case.inputs for case in perturbed("emoji", lines, [lines], LANGUAGES, 0)}) > 1
 
 
 def test_typing_errors_are_few_and_only_in_the_source() -> None:

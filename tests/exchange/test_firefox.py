@@ -183,7 +183,7 @@ def test_unsupported_models_are_refused(
 
 
 HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "other weights": (lambda f: (f / "metadata.json").write_text('{"hash": "00"}'), "damaged, or of another version"),
+    "other weights": (lambda f: (f / "metadata.json").write_text('{"hash": "00"}'), "damaged, or belongs to another"),
     "another size": (lambda f: (f / "metadata.json").write_text('{"byteSize": 3}'), "says bytes 3"),
     "a language": (lambda f: (f / "metadata.json").write_text('{"sourceLanguage": "../x"}'), "`sourceLanguage`"),
     "nested": (lambda f: (f / "metadata.json").write_text("[" * 100_000), "nested"),

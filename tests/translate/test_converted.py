@@ -217,7 +217,7 @@ LIST = "shared_vocabulary.json"
 
 HARM: dict[str, tuple[Callable[[Path], object], type[ZigguratError], str]] = {
     "no segmenter": (lambda path: (path / "sentencepiece.model").unlink(), ConfigError, "--source-model"),
-    "another's segmenter": (other_segmenter, CheckpointError, "of another model"),
+    "another's segmenter": (other_segmenter, CheckpointError, "belongs to another model"),
     "no model": (lambda path: (path / "sentencepiece.model").write_bytes(b"x"), DataError, "sentencepiece.model"),
     "features": (features, CheckpointError, "features"),
     "no list": (lambda path: (path / LIST).rename(path / "shared_vocabulary.bin"), CheckpointError, "has neither"),

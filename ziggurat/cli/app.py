@@ -31,8 +31,8 @@ from ziggurat.system.errors import ConfigError, printable
 app = typer.Typer(
     name="ziggurat",
     help="Machine translation with very deep Transformers: prepare, train, translate, evaluate.",
-    epilog="`ziggurat VERB --help` shows an example. Every verb takes `-q` (`--quiet`), which shows only errors and "
-    "results, and `--debug`, which shows the traceback of an error.",
+    epilog="`ziggurat COMMAND --help` shows an example. Every command takes `-q` (`--quiet`), which shows only errors "
+    "and results, and `--debug`, which shows the traceback of an error.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},

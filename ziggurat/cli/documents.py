@@ -49,8 +49,8 @@ def translate_documents(
     """Translate documents; `output` is a file, or a folder where they keep their names.
 
     If there is no such folder, it is created for several documents, or for one if the name ends in `/`. `terminology`
-    is the file behind the terms of `asked`, which no document may overwrite. Raises ConfigError for options that do not
-    fit the documents, DataError for a document that cannot be read.
+    is the file from which the terms in `asked` were read; no output may overwrite it. Raises ConfigError for options
+    that do not fit the documents, DataError for a document that cannot be read.
     """
     from ziggurat.serve.text.documents.kinds import KINDS, document, document_kind
     from ziggurat.serve.text.files import Settings

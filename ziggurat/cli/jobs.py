@@ -133,7 +133,7 @@ def bulk(
         typer.Argument(
             metavar="COMMAND",
             autocompletion=_verbs_beginning,
-            help=f"Command to run, without `ziggurat`. Verbs: {', '.join(_VERBS)}.",
+            help=f"Command to run, without `ziggurat`: one of {', '.join(_VERBS)}.",
         ),
     ],
     job: Annotated[
@@ -184,7 +184,7 @@ def bulk(
         ),
     ] = None,
 ) -> None:
-    """Run another verb on many processes or machines, or in several sessions; the result is the same.
+    """Run another command on many processes or machines, or in several sessions; the result is the same.
 
     Repeat a stopped command to resume it.
 
@@ -194,7 +194,7 @@ def bulk(
     options = JobOptions(job, shard, merge, ray, workers, shard_lines)
     verb, *words = command
     if verb not in _VERBS:
-        raise ConfigError(f"`bulk {printable(verb)}`: `bulk` works with the verbs {', '.join(_VERBS)}")
+        raise ConfigError(f"`bulk {printable(verb)}`: `bulk` works with the commands {', '.join(_VERBS)}")
     root = context.parent
     assert root is not None
     inner = root.command.get_command(root, verb)  # type: ignore[attr-defined]

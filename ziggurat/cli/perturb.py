@@ -130,7 +130,7 @@ def _perturb(
 
     `ensemble` are further members of a single system; `page` is the path of an HTML file.
     """
-    from ziggurat.evaluate.perturbations import DisturbedSet, changes_any
+    from ziggurat.evaluate.perturbations import PerturbedSet, changes_any
     from ziggurat.evaluate.scores import METRICS
 
     # (1) Check texts and options before a model is opened.
@@ -154,27 +154,27 @@ def _perturb(
         if find_spec("jinja2") is None:  # found out before hours of translating
             raise ConfigError("`--page` needs jinja2: pip install 'ziggurat-mt[report]'")
     # (2) Every system translates all lines, perturbed and not, in one go. The first model gives the languages.
-    disturbed: DisturbedSet | None = None
+    perturbed: PerturbedSet | None = None
     found: list[SystemOutputs] = []
     origins = []
     test_set = scoring.test_set(references, sources)
     for name, path in systems:
         members = [path, *ensemble]
         with warnings_shown(), open_engine(members, options.opening, lines=len(sources)) as translator:
-            if disturbed is None:
+            if perturbed is None:
                 test_set = scoring.test_set(references, sources, translator.target_language)
                 check_test_set(test_set, scoring.metrics, None)
                 # Upper-casing depends on the source language: in Turkish, capital `i` has a dot.
                 languages = (model_languages(path, options.opening)[0], translator.target_language)
-                disturbed = DisturbedSet(perturbations, sources, references, languages, seed)
-            outputs = disturbed.outputs(translated(translator, disturbed.texts, None, scoring.tag))
+                perturbed = PerturbedSet(perturbations, sources, references, languages, seed)
+            outputs = perturbed.outputs(translated(translator, perturbed.texts, None, scoring.tag))
             warn_of_sides(outputs.plain, test_set, f"the output of {printable(name)}")
             found.append(outputs)
             origins.append(translator.origin)
-    assert disturbed is not None
+    assert perturbed is not None
     # (3) Report the cost
     named_systems = [(name, origin) for (name, _), origin in zip(systems, origins, strict=True)]
-    results = disturbed.judged(named_systems, found, scoring.metrics, test_set)
+    results = perturbed.judged(named_systems, found, scoring.metrics, test_set)
     if page != "-":  # `-`: standard output holds the page
         if json:
             print_json(results.as_record())
@@ -210,16 +210,16 @@ def _text(results: Robustness) -> str:
         tables = []
         for system in results.systems:  # next to each other they would be wider than a terminal
             name = printable(system) if len(results.systems) > 1 else ""
-            rows = [[name, "cases", "as it is", "disturbed", "difference", "adjusted p"]]
-            for disturbance in results.perturbations:
-                effect = results.effect(system, disturbance.name, metric)
+            rows = [[name, "cases", "as it is", "perturbed", "difference", "adjusted p"]]
+            for perturbation in results.perturbations:
+                effect = results.effect(system, perturbation.name, metric)
                 scores = (f"{effect.undisturbed:.2f}", f"{effect.disturbed:.2f}")
-                rows.append([disturbance.name, f"{disturbance.cases:,}", *scores, *_tested(effect)])
+                rows.append([perturbation.name, f"{perturbation.cases:,}", *scores, *_tested(effect)])
             tables.append(aligned(rows))
         parts += [f"{metric}{direction}|{printable(signature, _SHOWN)}\n{tables[0]}", *tables[1:]]
         for title, between in (
-            (f"{metric}, disturbed", results.contests),
-            (f"{metric}, disturbed - as it is", results.effect_differences),
+            (f"{metric}, perturbed", results.contests),
+            (f"{metric}, perturbed - as it is", results.effect_differences),
         ):
             own = [one for one in between if one.metric == metric]
             if own:

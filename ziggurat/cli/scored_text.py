@@ -23,7 +23,7 @@ _FORMS: tuple[tuple[str, Callable[[str], object], str], ...] = (
     ),
     ("JSON lines", lambda line: _is_object(line), "extract the text of each line"),
 )
-"""_FORMS are other forms of translations: the name, a test for a line, and the way out."""
+"""_FORMS are other forms of translations: the name, a test for a line, and the remedy."""
 
 
 def _is_object(line: str) -> bool:

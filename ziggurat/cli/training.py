@@ -185,6 +185,6 @@ def average(
         rival = "best" if (run / "best").exists() else "last"
         evaluate = f"ziggurat evaluate {shlex.quote(str(run))} --source FILE --reference FILE --which"
         say(
-            f"all verbs now use it instead of `{rival}`, although it has no dev score and may be worse: "
+            f"all commands now use it instead of `{rival}`, although it has no dev score and may be worse: "
             f"compare `{evaluate} {where.name}` with `{evaluate} {rival}`; to undo this, remove {where}"
         )

@@ -229,7 +229,9 @@ def translate(
     if in_bulk:
         if any(opening.segmenters):
             raise ConfigError("`--source-model` and `--target-model` are not for bulk work; translate without `bulk`")
-        _refuse({"--workers": workers is not None}, "goes before the verb: `ziggurat bulk --workers N translate ...`")
+        _refuse(
+            {"--workers": workers is not None}, "goes before the command: `ziggurat bulk --workers N translate ...`"
+        )
         _refuse({"--window": window is not None}, "is the shard size in bulk work: `ziggurat bulk --shard-lines N ...`")
         inputs = {"lines": input, "prefixes": prefix, "constraints": constraints, "terminology": terminology}
         shown: Literal["json", "quality", "text"] = "text"

@@ -213,7 +213,7 @@ def _by_name() -> Mapping[str, tuple[str, tuple[NamedChoice, ...]]]:
 
 
 def choices_named(name: str) -> tuple[NamedChoice, ...]:
-    """Return the choices of a name or an alias (ALIASES), ignoring case, blanks and punctuation."""
+    """Return the choices of a name or an alias (ALIASES), ignoring case, spaces and punctuation."""
     return _by_name().get(spelled(name), ("", ()))[1]
 
 
@@ -251,7 +251,7 @@ _TERM_ALIASES = {"Var(r)": "variance", "perplexity": "nll", "dev loss": "nll"}
 
 
 def term_named(name: str) -> Word | None:
-    """Return the term of a name, ignoring case, blanks and punctuation; None if there is none."""
+    """Return the term of a name, ignoring case, spaces and punctuation; None if there is none."""
     known = {spelled(term.name): term for term in TERMS}
     aliases = {spelled(alias): known[spelled(of)] for alias, of in _TERM_ALIASES.items()}
     return (known | aliases).get(spelled(name))

@@ -70,7 +70,7 @@ class NearDuplicateConfig(Section):
 
     similarity: Annotated[float, Field(ge=0.5, le=0.95)] = 0.8
     """Share of common character sequences (Jaccard similarity) at which at least half of such pairs are found. Case,
-    digits, punctuation and blanks do not count."""
+    digits, punctuation and spaces do not count."""
     memory: Annotated[int, Field(ge=1, le=1 << 20)] = 256
     """Memory in MiB. 256 is enough for about 15 million pairs; beyond that, the earliest pairs are forgotten first."""
 
@@ -95,11 +95,11 @@ class FilterConfig(Section):
     max_pieces: Length | None = Field(default=250, ge=1)
     """Longest sentence on either side, in subword pieces, end-of-sentence not counted."""
     max_words: Length | None = Field(default=None, ge=1)
-    """Longest sentence on either side, in whitespace-separated words. In scripts without blanks, a word is as many
+    """Longest sentence on either side, in whitespace-separated words. In scripts without spaces, a word is as many
     characters as carry the meaning of five English letters (two in Chinese, five in Thai)."""
     max_length_ratio: Real | None = Field(default=None, gt=1)
     """Largest ratio of the sides' lengths, in whitespace-separated words, or in characters if a side has one word. If a
-    side is in a script without blanks, characters are weighted by the meaning they carry (docs/data.md)."""
+    side is in a script without spaces, characters are weighted by the meaning they carry (docs/data.md)."""
     identical: bool = False
     """Drop pairs whose sides are the same text (copied source)."""
     duplicates: bool = False
@@ -107,7 +107,7 @@ class FilterConfig(Section):
     control_characters: bool = False
     """Drop pairs with control characters (Unicode category Cc) other than tab. Pairs with NUL are always dropped."""
     markup: bool = False
-    """Drop pairs with tags of HTML (`<p>`, `<br/>`, `</a>`) or comments as text on either side."""
+    """Drop pairs with HTML tags (`<p>`, `<br/>`, `</a>`) or comments as text on either side."""
     source_script: str | None = None
     """Unicode script of the source, such as `Latin` or `Cyrillic`; null: any."""
     target_script: str | None = None
@@ -213,8 +213,8 @@ class AlignmentConfig(Section):
     trained on the training corpora among them."""
     words: Literal["split", "blanks"] = "split"
     """Definition of the words that alignments number. `split`: text is split at white space and punctuation, as by
-    `ziggurat align`. `blanks`: text is split at blanks, for files that other aligners made from tokenised text. With
-    `subword.kind: vocabulary` the words are always those that the pieces spell."""
+    `ziggurat align`. `blanks`: text is split at spaces and tabs, for files that other aligners made from tokenised
+    text. With `subword.kind: vocabulary` the words are always those that the pieces spell."""
     symmetrise: Symmetrisation = "grow-diag-final-and"
     """`compute`: how the two directions are merged."""
     pairs: Size = Field(default=1_000_000, ge=1)
@@ -263,7 +263,7 @@ class SubwordConfig(Section):
     target_model: PathText | None = None
     """`existing`: SentencePiece model of the target side; default: the source model."""
     source_vocabulary: PathText | None = None
-    """`vocabulary`: file with one token per line, optionally followed by a blank and a count, as fairseq's dict.txt."""
+    """`vocabulary`: file with one token per line, optionally followed by a space and a count, as fairseq's dict.txt."""
     target_vocabulary: PathText | None = None
     """`vocabulary`: the same for the target side; default: the source vocabulary."""
     regularisation: RegularisationConfig | None = None

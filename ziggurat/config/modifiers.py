@@ -37,7 +37,7 @@ class ModifierConfig(Section):
 
 
 class MergeConfig(ModifierConfig):
-    """Several short pairs of a corpus joined into one, with blanks between them."""
+    """Several short pairs of a corpus joined into one, separated by spaces."""
 
     min_pairs: Annotated[int, Field(ge=2, le=16)] = 2
     """Minimum number of pairs in a merged pair."""
@@ -82,9 +82,9 @@ class TyposConfig(ModifierConfig):
     similar_char: Probability = 0.1
     """A character is replaced with one that looks similar: 0 for O, e for é, Cyrillic for Latin."""
     skipped_space: Probability = 0.1
-    """A blank is left out."""
+    """A space is left out."""
     random_space: Probability = 0.1
-    """A blank is inserted into a word."""
+    """A space is inserted into a word."""
     repeated_char: Probability = 0.1
     """A character is doubled."""
     unichar: Probability = 0.1

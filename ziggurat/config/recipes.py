@@ -355,7 +355,7 @@ RULES: tuple[tuple[str, Callable[[dict[str, Any]], None]], ...] = (
         _sizes,
     ),
     (f"Vocabularies have {_PIECES:,} pieces, since there is less text to learn them from.", _vocabulary),
-    (f"An update has {_TOKENS} tokens, one batch: many small updates learn the most in minutes.", _batch),
+    (f"Each update is one batch of {_TOKENS} tokens: in a few minutes, many small updates teach a model more.", _batch),
     (
         "The factor of `noam` gives the paper's highest rate at the new width and warm-up; the paper's factor would "
         "give 12 to 37 times as much. It is halved if the decoder has more than "

@@ -312,7 +312,7 @@ ALIASES: Mapping[str, str] = {
 
 
 def spelled(name: str) -> str:
-    """Return a name in look-up form: without case, blanks or punctuation except `+`."""
+    """Return a name in look-up form: without case, spaces or punctuation except `+`."""
     return "".join(c for c in unicodedata.normalize("NFKC", name).casefold() if c.isalnum() or c == "+")
 
 

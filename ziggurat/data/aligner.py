@@ -33,7 +33,7 @@ from ziggurat.system.small_files import arrays_content, check_regular, read_arra
 Sentences = Sequence[NDArray[np.int32]]
 """Word ids of each sentence; -1: a word that the model does not know."""
 
-_CELLS = 1 << 18  # most pairs of words in a batch, to bound memory: each takes about 100 bytes
+_CELLS = 1 << 18  # maximum number of pairs of words in a batch, to bound memory: each takes about 100 bytes
 
 
 class TrainingOptions(NamedTuple):
@@ -113,7 +113,7 @@ class _Batch(NamedTuple):
     """Pairs whose sources are equally long, longest target first; see Emissions."""
 
     pairs: NDArray[np.int64]
-    """[B] numbers of the pairs."""
+    """[B] indices of the pairs."""
     source: NDArray[np.int64]
     """[B, I] ids."""
     target: NDArray[np.int64]
@@ -158,7 +158,7 @@ _SPLIT = regex.compile(
     r"|\S\p{M}*",
     flags=regex.V1,
 )
-# The blanks of Moses, fast_align and eflomal, which treat a no-break space as part of a word.
+# Separators of words in Moses, fast_align and eflomal, which treat a no-break space as part of a word.
 _BLANKS = regex.compile(r"[^ \t\r\n]+")
 
 
@@ -166,8 +166,8 @@ def split_words(text: str, rule: WordRule) -> list[str]:
     """Return the words of `text` in order; word i of an alignment is number i of this list, from 0.
 
     With `split` a word is a run of letters, digits and combining marks. Every other character that is not white space
-    is a separate word, and so is every character of a script written without blanks (Chinese, Japanese, Thai, ...).
-    With `blanks` words are separated by blanks and tabs.
+    is a separate word, and so is every character of a script written without spaces (Chinese, Japanese, Thai, ...).
+    With `blanks` words are separated by spaces and tabs.
     """
     found: list[str] = (_SPLIT if rule == "split" else _BLANKS).findall(text)
     return found
@@ -275,7 +275,7 @@ def symmetrise(forward: Collection[Link], backward: Collection[Link], how: Symme
 
 MOST_WORDS = 1000
 """Most words on a side of a pair that is aligned: time grows with the square of one side times the other."""
-_TRAINING_WORDS = 200  # most words on a side of a pair that is trained on
+_TRAINING_WORDS = 200  # maximum number of words on a side of a pair that is trained on
 
 _FORMAT = "ziggurat-aligner-1"
 _MOST_BYTES = 1 << 34
@@ -340,7 +340,7 @@ class Aligner:
     def align(
         self, sources: Sequence[str], targets: Sequence[str], how: Symmetrisation = "grow-diag-final-and"
     ) -> list[set[Link]]:
-        """Return the links of each pair of texts, as numbers of the words that `rule` finds.
+        """Return the links of each pair of texts, as indices of the words that `rule` finds.
 
         A pair with an empty side, or with more than MOST_WORDS words on a side, has no links.
         """

@@ -79,7 +79,7 @@ def _quotas(sizes: NDArray[np.int64], weights: Sequence[float], temperature: flo
     exact = total * mass / mass.sum()
     quotas = np.maximum(np.floor(exact).astype(np.int64), filled)
     missing = total - int(quotas.sum())
-    if missing > 0:  # largest remainders first; `stable` orders equal ones by corpus number on every machine
+    if missing > 0:  # largest remainders first; `stable` orders ties by corpus number on every machine
         quotas[np.argsort(quotas - exact, kind="stable")[:missing]] += 1
     for _ in range(-missing):  # the minimum of one pair for each corpus brought the sum above the total
         quotas[np.argmax(quotas)] -= 1
@@ -108,7 +108,7 @@ def make_batches(
         source_lengths: `[pairs]` pieces of every pair of the table, end-of-sentence not counted.
         target_lengths: `[pairs]`, the same for targets.
         max_tokens: budget of a batch.
-        max_sentences: most pairs in a batch; None: no limit.
+        max_sentences: maximum number of pairs in a batch; None: no limit.
         length_multiple: see above.
         seed: any number from 0.
         epoch: from 0.

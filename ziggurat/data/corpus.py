@@ -26,7 +26,7 @@ from ziggurat.system.staging import recover
 STORE_FORMAT = 1
 """STORE_FORMAT is the version of all files in the folder; others are refused."""
 
-_SAMPLE = 20_000  # most pairs read for word frequencies
+_SAMPLE = 20_000  # maximum number of pairs read for word frequencies
 
 
 class Store:

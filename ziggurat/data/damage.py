@@ -91,19 +91,19 @@ _REPAIR = "`data.filters.repair: true` mends it"
 _MARKUP = "`data.filters.markup: true` drops such pairs"
 _READ = "read the file as CSV, and write the texts as they are (TSV has no quotation marks around them)"
 KINDS = (
-    DamageKind(_entity, re.compile("&").search, "have entities of HTML or XML as text", _REPAIR, filter="repair"),
+    DamageKind(_entity, re.compile("&").search, "have HTML or XML entities as text", _REPAIR, filter="repair"),
     DamageKind(_misread, _MISREAD_FIRST.search, "have letters that were decoded wrongly", _REPAIR, filter="repair"),
-    DamageKind(_tag, re.compile("<").search, "have tags of HTML as text", _MARKUP, filter="markup"),
+    DamageKind(_tag, re.compile("<").search, "have HTML tags as text", _MARKUP, filter="markup"),
     DamageKind(_escape, re.compile(r"\\").search, "have escapes as text", "read the file in its format"),
-    DamageKind(_quoted, re.compile('"').match, "are in quotation marks as fields of CSV are", _READ, share=0.5),
+    DamageKind(_quoted, re.compile('"').match, "are in quotation marks like CSV fields", _READ, share=0.5),
     DamageKind(
-        _doubled, re.compile('"').match, "are in quotation marks with doubled ones inside, as fields of CSV are", _READ
+        _doubled, re.compile('"').match, "are in quotation marks with doubled ones inside, like CSV fields", _READ
     ),
 )
 
 
 def marks_of(texts: Sequence[str]) -> Iterator[tuple[int, int, str]]:
-    """Yield for each text with marks the number of their kind in KINDS, the text's index, and the first mark."""
+    """Yield for each text with marks the index of their kind in KINDS, the text's index, and the first mark."""
     for number, mark in enumerate(KINDS):
         for place, text in enumerate(texts):
             if mark.may_be_in(text) and (found := mark.found_in(text)):

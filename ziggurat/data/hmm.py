@@ -197,7 +197,7 @@ def translation_table(
 
     p(target | source) = prod_j sum_i t(target_j | source_i) / (length + 1), where i also runs over an empty piece that
     is added to every source. t is uniform at first; each iteration is one of expectation maximisation. A piece that
-    occurs in no source has an empty row. `kept` is the most target pieces of a row between iterations.
+    occurs in no source has an empty row. `kept` is the maximum number of target pieces of a row between iterations.
     """
     # Memory is that of the pairs and the rows: co-occurrences are computed one source piece at a time, and the row of a
     # source piece keeps only its `kept` best entries.

@@ -137,7 +137,7 @@ class LineStream:
 
 
 # White space and controls except NUL; format characters that show nothing, fillers of Hangul and Khmer, variation
-# selectors, the blank of braille, noncharacters (U+FFFE is a byte order mark read the wrong way round), blanks of
+# selectors, braille's blank pattern, noncharacters (U+FFFE is a byte order mark read the wrong way round), controls of
 # shorthand, music and hieroglyphs, tags. By number, so that no version of a Unicode table changes what is dropped.
 _INVISIBLE = (
     r"\s\x01-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
@@ -153,7 +153,7 @@ def is_blank(text: str) -> bool:
     """Return True if `text` has only white space and other invisible characters.
 
     A zero-width space, a byte order mark, a soft hyphen, a direction mark, a variation selector or a filler is no more
-    text than a blank. NUL counts as visible, because it is a fault with its own count.
+    text than a space. NUL counts as visible, because it is a fault with its own count.
     """
     # Most lines start with a visible ASCII character, which is found in a third of the time.
     return not "!" <= text[:1] <= "~" and _VISIBLE.search(text) is None
@@ -163,11 +163,11 @@ UnicodeForm = Literal["none", "nfc", "nfkc"]
 
 
 def normalise(texts: Sequence[str], form: UnicodeForm) -> list[str]:
-    """Return each text on one line, trimmed, with runs of blanks collapsed, in Unicode form `form`.
+    """Return each text on one line, trimmed, with runs of plain white space collapsed, in Unicode form `form`.
 
-    Blanks are U+0020, tab, carriage return and line feed: they would otherwise become stray pieces of the vocabulary or
-    break files with one sentence per line. All other white space (U+00A0, U+3000, U+2028, ...) has a meaning in some
-    script and is kept; `nfkc` turns some of it into blanks, which are then collapsed.
+    Plain white space is U+0020, tab, carriage return and line feed: it would otherwise become stray pieces of the
+    vocabulary or break files with one sentence per line. All other white space (U+00A0, U+3000, U+2028, ...) has a
+    meaning in some script and is kept; `nfkc` turns some of it into spaces, which are then collapsed.
     """
     # On the whole list at once, since usually nothing has to change.
     joined = "\n".join(texts)
@@ -183,7 +183,7 @@ def normalise(texts: Sequence[str], form: UnicodeForm) -> list[str]:
     spare = ("  ", "\t", "\r", " \n", "\n ")
     if any(blanks in joined for blanks in spare) or joined.startswith(" ") or joined.endswith(" "):
         joined = joined.replace("\t", " ").replace("\r", " ")
-        while "  " in joined:  # each round halves the runs of blanks; many times faster than a regular expression
+        while "  " in joined:  # each round halves the runs of spaces; many times faster than a regular expression
             joined = joined.replace("  ", " ")
         joined = joined.replace(" \n", "\n").replace("\n ", "\n").strip(" ")
         changed = True
@@ -204,7 +204,7 @@ _UNSPACED = {
     8: ("1000-109f a9e0-a9ff aa60-aa7f 1780-17b3 17b6-17ff 19e0-19ff",),  # Burmese, Khmer
     7: ("0f00-0fff",),  # Tibetan: its dots stand between syllables
 }
-"""_UNSPACED is weight -> characters of scripts that write no blank between words."""
+"""_UNSPACED is weight -> characters of scripts that write no space between words."""
 _SPACED = {
     21: "ac00-d7a3",  # Hangul
     8: "1100-115e 1161-11ff",  # the letters that its syllables are made of, where they are decomposed
@@ -213,14 +213,14 @@ _SPACED = {
 }
 """_SPACED is weight -> characters of other scripts that carry more or less meaning than a letter."""
 _BOUNDARIES = "3001-3004 3008-3020 3030 303d 30fb ff01-ff0f ff1a-ff20 ff3b-ff40 ff5b-ff65"
-"""_BOUNDARIES are marks of scripts without blanks: a word of another script ends there."""
+"""_BOUNDARIES are marks of scripts without spaces: a word of another script ends there."""
 
 
 @lru_cache(maxsize=1)
 def _tables() -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.bool_], NDArray[np.bool_]]:
     """Return two weights and two facts for each character.
 
-    They are its weight, the same but 0 for invisible characters, whether its script has no blanks, and whether a word
+    They are its weight, the same but 0 for invisible characters, whether its script has no spaces, and whether a word
     of another script may contain it.
     """
     weights = np.full(0x110000, _TENTHS, np.uint8)
@@ -260,7 +260,7 @@ def _sums(values: NDArray[np.generic], starts: NDArray[np.int64]) -> Lengths:
 
 
 def has_unspaced(texts: Sequence[str]) -> NDArray[np.bool_]:
-    """Return which texts have a character of a script that writes no blank between words, [texts]."""
+    """Return which texts have a character of a script that writes no space between words, [texts]."""
     if "".join(texts).isascii():
         return np.zeros(len(texts), np.bool_)
     codes, starts = _codes(texts)
@@ -274,7 +274,7 @@ def visible_lengths(texts: Sequence[str]) -> Lengths:
 
 
 def character_lengths(texts: Sequence[str]) -> Lengths:
-    """Return the weight of the characters of each text, blanks included, in tenths of a letter, [texts]."""
+    """Return the weight of the characters of each text, spaces included, in tenths of a letter, [texts]."""
     if "".join(texts).isascii():
         return np.fromiter(map(len, texts), np.int64, len(texts)) * _TENTHS
     codes, starts = _codes(texts)
@@ -282,7 +282,7 @@ def character_lengths(texts: Sequence[str]) -> Lengths:
 
 
 def word_counts(texts: Sequence[str]) -> Lengths:
-    """Return the number of words of each text, [texts]; characters of scripts without blanks make a word by weight."""
+    """Return the number of words of each text, [texts]; characters of scripts without spaces make a word by weight."""
     counts = np.fromiter((len(text.split()) for text in texts), np.int64, len(texts))
     if not (places := has_unspaced(texts).nonzero()[0]).size:
         return counts

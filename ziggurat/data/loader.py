@@ -246,7 +246,8 @@ class Loader:
         batch: section `training.batch`.
         seed: determines the order, the modified pairs and the sampled segmentations.
         data: section `data`: stages, modifiers, sampling of corpora and segmentations. None: each pair once an epoch.
-        longest: most pieces of a pair on either side that the model can read; None: as many as fit into a batch.
+        longest: maximum number of pieces of a pair on either side that the model can read; None: as many as fit into a
+            batch.
         links: whether batches have the table's word alignments; it must have some then.
         prefetch: groups prepared ahead, at least 1.
         rank: number of this process, from 0.
@@ -320,7 +321,7 @@ class Loader:
         return self._mix.chosen(at.epoch, at.starts)
 
     def lengths(self, at: LoaderState, rows: NDArray[np.int64] | None = None) -> tuple[Ids, Ids]:
-        """Return the most pieces of each pair of the table, [pairs], in an epoch; as stored for pairs not in `rows`."""
+        """Return the maximum number of pieces of each pair in an epoch, [pairs]; as stored for pairs not in `rows`."""
         modifier, table = self._modifier(at), self._table
         return (table.source_lengths, table.target_lengths) if modifier is None else modifier.lengths(at.epoch, rows)
 

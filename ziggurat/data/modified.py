@@ -222,7 +222,7 @@ class PairModifier:
         return partners
 
     def _drawn(self, indices: Indices, epoch: int) -> tuple[Indices, Indices, tuple[Ids, Ids]]:
-        """Return `_hits`, `_partners`, and the most pieces of source and target, [pairs], of pairs in an epoch."""
+        """Return `_hits`, `_partners`, and the maximum number of source and target pieces in an epoch, [pairs]."""
         hits, partners = self._hits(indices, epoch), self._partners(indices, epoch)
         both = (self._table.source_lengths, self._table.target_lengths)
         stored = [lengths[indices].astype(np.int64) for lengths in both]

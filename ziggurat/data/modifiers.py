@@ -50,7 +50,7 @@ class EditablePair:
 
     def __init__(self, source: str, target: str, links: Sequence[tuple[Span, Span]] = ()) -> None:
         self.texts = [source, target]
-        # Normalisation may remove a whole word, such as a no-break space between blanks.
+        # Normalisation may remove a whole word, such as a no-break space between spaces.
         self.links = [link for link in links if all(first < end for first, end in link)]
 
     def copy(self) -> EditablePair:
@@ -276,7 +276,7 @@ def inserted_noise(rng: Random) -> str:
 
 
 def merged(pairs: list[EditablePair]) -> EditablePair:
-    """Return several pairs as one, with blanks between them."""
+    """Return several pairs as one, with spaces between them."""
     whole = EditablePair("", "")
     for pair in pairs:
         at, and_ = [len(text) + 1 if text else 0 for text in whole.texts], pair.texts
@@ -337,7 +337,7 @@ def next_hit(uniform: float, probability: float) -> int:
 
 
 def _hits(rng: Random, first: int, count: int, probability: float) -> Iterator[int]:
-    """Yield the numbers of the chosen ones among `count` words, the first of which is known."""
+    """Yield the indices of the chosen ones among `count` words, the first of which is known."""
     at = first
     while at < count:
         yield at
@@ -401,7 +401,7 @@ def _terms(pair: EditablePair, config: TermsConfig, rng: Random, first: int, lan
         if config.replace and rng.random() < config.replace:
             hint = inserted_noise(rng)
             replaced.append(Edit(*translation, hint))
-        # In a script without blanks the marks get some.
+        # In a script without spaces the marks get some.
         front = (" " if before and source[max(0, begin - 1) : begin].isalnum() else "") + before
         back = after + (" " if after and source[end : end + 1].isalnum() else "")
         if name == "src":

@@ -421,7 +421,7 @@ def _build(
 def _shown(
     blocks: Iterator[EncodedBlock], phase: str, corpora: Sequence[Corpus], progress: Progress
 ) -> Iterator[EncodedBlock]:
-    """Yield `blocks` and report the number of their pairs, since a large merge takes long."""
+    """Yield `blocks` and report the number of their pairs, since a large merge takes a long time."""
     done, total = 0, sum(corpus.read for corpus in corpora)
     for block in blocks:
         yield block

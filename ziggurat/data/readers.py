@@ -84,7 +84,7 @@ class CorpusReader:
             found = find_files(config.path, f"{key}.path")
             kind = _format_of(config, key, found)
             if config.row_columns is not None and kind != "tsv":
-                raise ConfigError(f"{key}.row_columns: {kind} has no rows of columns; remove it")
+                raise ConfigError(f"{key}.row_columns: applies only to TSV, not to {kind}; remove it")
             columns = _columns_of(config, key, kind, languages)
             return cls(name, [(path,) for path in found], kind, columns, row_columns=config.row_columns)
         if config.format not in ("auto", "text"):

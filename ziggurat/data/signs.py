@@ -20,9 +20,9 @@ from ziggurat.data.vocabulary import PIECE_MARKS, leading_tag, names_language, s
 from ziggurat.system.errors import Problem, printable
 
 SIDES = ("source", "target")
-_SHARE = 0.001  # share of the lines of a corpus below which a sign is an accident
-_MOST_TAGS = 1000  # most tags that are remembered
-_MOST_WORDS = 4  # most words of a column name
+_SHARE = 0.001  # below this share of a corpus's lines, a hit counts as accidental
+_MOST_TAGS = 1000  # maximum number of tags that are remembered
+_MOST_WORDS = 4  # maximum number of words of a column name
 _COLUMN_NAMES = (
     "sources targets inputs outputs raw txt tok column col post edited postedit "
     "source src sl tl target tgt trg text texts sentence sentences sent segment seg line string input output "
@@ -49,7 +49,7 @@ _WIDTHS = {
     "half-width katakana": (re.compile("[\uff66-\uff9d]"), re.compile("[\u30a1-\u30fa]")),
 }
 """_WIDTHS are forms that NFKC replaces, and the ordinary forms that replace them."""
-_MOST_USUAL = 100_000  # most lines with ordinary forms that are counted
+_MOST_USUAL = 100_000  # maximum number of lines with ordinary forms that are counted
 
 
 @dataclass

@@ -64,7 +64,7 @@ class Verification:
         return self._found.exception() is not None
 
     def wait(self) -> None:
-        """Return when everything is compared. Raises DataError naming the damaged file, and the way out."""
+        """Return when everything is compared. Raises DataError naming the damaged file, with a remedy."""
         error = self._found.exception()
         if isinstance(error, DataError):
             raise DataError(

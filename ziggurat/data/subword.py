@@ -143,7 +143,7 @@ MAX_MODEL_BYTES = 1 << 25
 
 _VOCABULARY_FILE = "vocabulary.json"
 
-# SentencePiece writes a blank as U+2581, so a U+2581 in the text would come back as a blank. It is spelt with an escape
+# SentencePiece writes a space as U+2581, so a U+2581 in the text would come back as a space. It is spelt with an escape
 # character, a noncharacter that Unicode reserves for use inside programs. The escape character itself is escaped as
 # well, so that decode(encode(text)) is the text, whatever it contains.
 _ESCAPE = "\ufdd0"
@@ -253,7 +253,7 @@ class SentencePieceTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text on one line, without control symbols and tags; an unknown piece is shown as ` ⁇ `.
 
-        Line ends become blanks: a model may spell them in bytes, although no training text contains them.
+        Line ends become spaces: a model may spell them in bytes, although no training text contains them.
         """
         known = [int(index) for index in ids if 0 <= index < self._model_size]
         text = self._processor.decode(known) if known else ""
@@ -277,7 +277,7 @@ class SentencePieceTokenizer:
 
 
 def escape_blank_marks(texts: list[str]) -> list[str]:
-    """Escape U+2581, SentencePiece's sign for a blank, so that it survives training, encoding and decoding."""
+    """Escape U+2581, SentencePiece's symbol for a space, so that it survives training, encoding and decoding."""
     joined = "".join(texts)
     if _BLANK_MARK not in joined and _ESCAPE not in joined:
         return texts

@@ -190,13 +190,13 @@ def _types(has_text: bool, has_links: bool) -> list[tuple[str, pa.DataType]]:
 
 
 def refuse_damaged(path: Path, what: object) -> DataError:
-    """Return the error to raise for a damaged file of a store, with the way out."""
+    """Return the error to raise for a damaged file of a store, with a remedy."""
     said = printable(re.sub(r"\s+", " ", str(what)), 200)
     return refuse_store(path, f"damaged ({said})")
 
 
 def refuse_store(path: Path, what: str) -> DataError:
-    """Return the error to raise for a file without which a store is not whole, with the way out."""
+    """Return the error to raise for a file without which a store is not whole, with a remedy."""
     return DataError(Problem("", f"{path}: {what}", Remedy.PREPARE_ANEW))
 
 

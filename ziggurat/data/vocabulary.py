@@ -27,7 +27,7 @@ _CONTROL_NAMES = ("<pad>", "<unk>", "<s>", "</s>")
 
 
 class VocabularyTokenizer:
-    """Tokenizer with a plain list of blank-separated tokens. Decoding joins a token that ends in `@@` to the next.
+    """Tokenizer with a plain list of space-separated tokens. Decoding joins a token that ends in `@@` to the next.
 
     Where the list has SentencePiece's pieces, whose words begin with `\u2581`, it joins all that have no such mark.
 
@@ -56,7 +56,7 @@ class VocabularyTokenizer:
         return listing(self._listed)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Look up each blank-separated token; no bos, no eos."""
+        """Look up each space-separated token; no bos, no eos."""
         return self.encode_normalised(normalise(texts, self.unicode))
 
     def encode_normalised(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
@@ -117,9 +117,9 @@ _ENDS_TOKEN = re.compile(r"[ \t\r]")
 def read_listing(content: bytes) -> Iterator[Listed]:
     """Yield the tokens of a vocabulary file in their order: dict.txt of fairseq, lists of subword-nmt, plain lists.
 
-    A line is a token, a blank and a count, and at the end perhaps fairseq's mark `#fairseq:overwrite`; such a token may
-    have blanks inside. In any other line the token ends at the first blank or tab. Blanks around a token are left out:
-    text that is split at blanks has no such token. fairseq also counts an empty token with a count, which is yielded.
+    A line is a token, a space and a count, and at the end perhaps fairseq's mark `#fairseq:overwrite`; such a token may
+    have spaces inside. In any other line the token ends at the first space or tab. Spaces around a token are left out:
+    text that is split at spaces has no such token. fairseq also counts an empty token with a count, which is yielded.
     Raises DataError naming the line: not UTF-8, or empty.
     """
     try:
@@ -138,7 +138,7 @@ def read_listing(content: bytes) -> Iterator[Listed]:
 
 
 def listing(tokens: Iterable[str]) -> bytes:
-    """Return a vocabulary file of these tokens; one that a blank or tab would end is written with a count."""
+    """Return a vocabulary file of these tokens; one that a space or tab would end is written with a count."""
     return "".join(f"{token} 1\n" if _ENDS_TOKEN.search(token) else f"{token}\n" for token in tokens).encode()
 
 
@@ -351,7 +351,7 @@ def unknown_text(text: str, encode: Callable[[list[str]], list[list[int]]], unk:
 
 
 def text_signs(text: str, known: Collection[str], *, segmented: bool) -> Iterator[tuple[str, str]]:
-    """Yield kind and message of each sign that a line is not what a model reads: a tag as text, pieces.
+    """Yield the kind and message of each hint that a line is not plain model input: a literal tag, subword pieces.
 
     `known` are the model's tags; `segmented`: whether it reads text that is cut into pieces.
     """

@@ -1,6 +1,6 @@
 """Word alignments of corpora for a store: read from files or made by an aligner, then converted to units.
 
-A unit is a non-blank character for SentencePiece, or a piece for text that is already segmented. The store keeps each
+A unit is a non-space character for SentencePiece, or a piece for text that is already segmented. The store keeps each
 link as two spans of units, which are valid for every segmentation of the text, including sampled ones.
 """
 
@@ -74,14 +74,14 @@ class WordCounter:
     def units(self, line: str, text: str) -> tuple[list[tuple[int, int]], int]:
         """Return the units of each word of a line, (first, end), and the number of units of the line.
 
-        `text` is the normalised line. If separately normalised words and blanks differ from the line normalised as a
+        `text` is the normalised line. If separately normalised words and spaces differ from the line normalised as a
         whole, there are no words.
         """
         if self._segmented:
             ends = self._ends(line, self._segmented)
             return list(zip([0, *ends], ends, strict=False)), ends[-1] if ends else 0
         total, bare = len(_spelt(text)), line.translate(_BLANKS)
-        same = bare == text.replace(" ", "") and len(bare) == total  # normalisation changed nothing but blanks
+        same = bare == text.replace(" ", "") and len(bare) == total  # normalisation changed nothing but spaces
         found, at, units = [], 0, 0
         for first, end in word_spans(line, self._rule):
             units += self._size(line[at:first], same)
@@ -97,7 +97,7 @@ class WordCounter:
 
 
 def _spelt(text: str) -> str:
-    """Return the characters that SentencePiece's pieces spell, without blanks."""
+    """Return the characters that SentencePiece's pieces spell, without spaces."""
     return escape_blank_marks([text])[0].replace(" ", "")
 
 
@@ -129,7 +129,7 @@ class PieceLinks(NamedTuple):
 class PieceUnits:
     """Units of each piece of a vocabulary.
 
-    A piece that only marks a blank belongs to the character after it, and a continuation byte to its character. Tags
+    A piece that only marks a space belongs to the character after it, and a continuation byte to its character. Tags
     and control symbols have no units.
     """
 

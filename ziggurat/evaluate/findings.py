@@ -197,7 +197,7 @@ class NgramDifference:
     """An n-gram that one of two systems gets right more often."""
 
     ngram: str
-    """Its words, separated by blanks."""
+    """Its words, separated by spaces."""
     left: float
     """Number of its matches with the reference in `left`, mean over seeds."""
     right: float

@@ -227,7 +227,7 @@ class TestSet:
         )
 
 
-_SNOWBALL = {  # of nltk, by language code; English has Porter's stemmer, nltk's default
+_SNOWBALL = {  # nltk's stemmers by language code; English uses the default, Porter
     "ar": "arabic",
     "da": "danish",
     "de": "german",

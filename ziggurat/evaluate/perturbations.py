@@ -37,7 +37,7 @@ _JOINED = 4
 """_JOINED is the number of lines joined into a long one."""
 
 # After a mark that ends a sentence or clause: a full stop only after a word of three letters, which excludes most
-# abbreviations; without a following blank only in scripts that have none.
+# abbreviations; without a following space only in scripts that have none.
 _CLAUSE = regex.compile(r"(?<=[!?;:,…؟،؛।])\s+|(?<=\p{L}{3}\.)\s+|(?<=[。！？；：，、])\s*")
 _LETTERS = regex.compile(r"\p{L}")
 _FEWEST_LETTERS = 3
@@ -49,10 +49,10 @@ class Case:
     """A unit that is translated and scored as one sentence.
 
     Attributes:
-        lines: numbers of the lines of the test set, from 0.
-        inputs: texts to translate, in this order; the translations are joined by blanks.
+        lines: indices of the lines of the test set, from 0.
+        inputs: texts to translate, in this order; the translations are joined by spaces.
         references: the reference translations of the whole case.
-        ideal: the expected translation, given those of `lines` joined by blanks.
+        ideal: the expected translation, given those of `lines` joined by spaces.
     """
 
     lines: tuple[int, ...]
@@ -75,7 +75,7 @@ class Perturbation:
     cases: Callable[[Sequence[Case], tuple[str, str], Callable[[Case], Random]], Iterator[Case]]
 
 
-def disturbed(
+def perturbed(
     name: str, sources: Sequence[str], references: Sequence[Sequence[str]], languages: tuple[str, str], seed: int
 ) -> list[Case]:
     """Return the cases of a test set that a perturbation changes, in the order of their lines.
@@ -222,7 +222,7 @@ def perturbation_names(given: Sequence[str], option: str) -> list[str]:
 
 def changes_any(names: Sequence[str], sources: Sequence[str], references: Sequence[Sequence[str]], seed: int) -> bool:
     """Return True if a perturbation changes a line; languages affect only how a line changes, never whether."""
-    return any(disturbed(name, sources, references, ("", ""), seed) for name in names)
+    return any(perturbed(name, sources, references, ("", ""), seed) for name in names)
 
 
 class SystemOutputs(NamedTuple):
@@ -230,14 +230,14 @@ class SystemOutputs(NamedTuple):
 
     Attributes:
         plain: translations of the unperturbed lines.
-        disturbed: for each perturbation, one text for each of its cases.
+        perturbed: for each perturbation, one text for each of its cases.
     """
 
     plain: list[str]
-    disturbed: dict[str, list[str]]
+    perturbed: dict[str, list[str]]
 
 
-class DisturbedSet:
+class PerturbedSet:
     """A test set with its perturbations.
 
     Args:
@@ -261,13 +261,13 @@ class DisturbedSet:
     ) -> None:
         self._sources = sources
         self._cases: dict[str, list[Case]] = {
-            name: disturbed(name, sources, references, languages, seed) for name in names
+            name: perturbed(name, sources, references, languages, seed) for name in names
         }
         inputs = [text for group in self._cases.values() for case in group for text in case.inputs]
         self.texts: list[str] = [*sources, *inputs]
 
     def outputs(self, translations: Sequence[str]) -> SystemOutputs:
-        """Return the translations of `texts`, with those of a case joined by blanks."""
+        """Return the translations of `texts`, with those of a case joined by spaces."""
         rest = iter(translations)
         plain = [next(rest) for _ in self._sources]
         joined = {
@@ -296,7 +296,7 @@ class DisturbedSet:
                 PERTURBATIONS[name].meaning,
                 [" ".join(case.inputs) for case in group],
                 [list(lines) for lines in zip(*(case.references for case in group), strict=True)],
-                [outputs.disturbed[name] for outputs in found],
+                [outputs.perturbed[name] for outputs in found],
                 [[case.ideal(" ".join(outputs.plain[n] for n in case.lines)) for case in group] for outputs in found],
             )
             for name, group in self._cases.items()

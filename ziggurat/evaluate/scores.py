@@ -10,8 +10,9 @@ metrics that are means over sentences the sentence's score and a one.
 BLEU on tokenised text, which many papers report, is not comparable with sacreBLEU's, as its signature shows. Both of
 its forms correspond to multi-bleu.perl on text tokenised like Moses' tokenizer.perl (sacremoses). Compound-split BLEU
 also follows tensor2tensor's utils/get_ende_bleu.sh for English-German, after Luong et al. 2015: Unicode punctuation is
-replaced (replace-unicode-punctuation.perl), and after tokenisation each hyphen between two non-blanks becomes a token,
-"rich-text" -> "rich ##AT##-##AT## text". The parts of a compound then match one by one, which raises the score.
+replaced (replace-unicode-punctuation.perl), and after tokenisation each hyphen between two non-space characters becomes
+a token, "rich-text" -> "rich ##AT##-##AT## text". The parts of a compound then match one by one, which raises the
+score.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def evaluate(
         confidence: also give 95 % confidence intervals (bootstrap, 1,000 resamplings, sacreBLEU's seed).
         target_language: chooses BLEU's tokenizer for languages that need their own (zh, ja, ko).
         tokenize: BLEU's tokenizer by sacreBLEU's name; default: chosen by `target_language`, or by the references if
-            they are written without blanks (ziggurat.evaluate.tokenisation), otherwise 13a.
+            they are written without spaces (ziggurat.evaluate.tokenisation), otherwise 13a.
         lowercase: ignore case in BLEU and chrF (TER always does, as in sacreBLEU's command).
         chrf_word_order: 2 gives chrF++.
 
@@ -418,7 +419,7 @@ def check_language(language: str) -> None:
 
 
 def split_compounds(tokenised: str) -> str:
-    """Return the line with each hyphen between two non-blanks as a separate token, `##AT##-##AT##`.
+    """Return the line with each hyphen between two non-space characters as a separate token, `##AT##-##AT##`.
 
     As in the original, matches do not overlap: the second hyphen of "a-b-c" is kept, but not that of "one-to-one".
     """

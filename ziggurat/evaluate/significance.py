@@ -236,7 +236,7 @@ class Degradation:
 
 
 @dataclass(frozen=True)
-class Disturbed:
+class Perturbed:
     """One perturbation: its cases and, for each system, those that are harmed most."""
 
     name: str
@@ -260,7 +260,7 @@ class Robustness:
     higher_is_better: tuple[bool, ...]
     tests: str
     """Signature of the tests."""
-    perturbations: tuple[Disturbed, ...]
+    perturbations: tuple[Perturbed, ...]
     effects: tuple[Effect, ...]
     contests: tuple[PairwiseTest, ...]
     """Differences of scores on the perturbed test set; `p` is that of sacreBLEU's paired bootstrap."""
@@ -406,7 +406,7 @@ def _corrected(found: Sequence[_Result]) -> list[_Result]:
     return [one if one.p is None else replace(one, p_adjusted=next(adjusted)) for one in found]
 
 
-def _harmed(scoring: TestSet, trial: PerturbedScore, systems: int) -> Disturbed:
+def _harmed(scoring: TestSet, trial: PerturbedScore, systems: int) -> Perturbed:
     metric = _metric(scoring, trial, _EXAMPLE_METRIC)
     harms = []
     for system in range(systems):
@@ -422,4 +422,4 @@ def _harmed(scoring: TestSet, trial: PerturbedScore, systems: int) -> Disturbed:
                 if rows[0][n] < rows[1][n]
             )
         )
-    return Disturbed(trial.name, trial.meaning, len(trial.inputs), tuple(harms))
+    return Perturbed(trial.name, trial.meaning, len(trial.inputs), tuple(harms))

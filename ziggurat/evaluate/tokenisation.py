@@ -1,6 +1,6 @@
-"""The splitting of a test set into words by BLEU and TER, which depends on the language and on blanks in the text.
+"""The splitting of a test set into words by BLEU and TER, which depends on the language and on spaces in the text.
 
-sacreBLEU recommends `zh`, `ja-mecab` and `ko-mecab` for their languages. For other scripts without blanks it has no
+sacreBLEU recommends `zh`, `ja-mecab` and `ko-mecab` for their languages. For other scripts without spaces it has no
 special rules; `char`, which splits into characters, needs no download.
 """
 
@@ -26,7 +26,7 @@ _SCRIPTS = {
 }
 _LETTER = regex.compile(r"[\p{L}\p{M}]")
 _SAMPLE_LINES = 200
-# Average number of letters between blanks: words have fewer than this, unsegmented sentences more.
+# Average number of letters between spaces: words have fewer than this, unsegmented sentences more.
 _LONGEST_WORDS = {"Japanese": 4.0, "Chinese": 4.0}
 _LONGEST_OTHERS = 8.0
 _KANA_SHARE = 0.05  # Japanese text has a third of kana or more, Chinese text none
@@ -47,7 +47,7 @@ class Splitting:
 
 
 def unspaced_script(lines: Sequence[str]) -> str | None:
-    """Return the script of a text without blanks between words, otherwise None, judged by the first 200 lines."""
+    """Return the script of a text without spaces between words, otherwise None, judged by the first 200 lines."""
     text = "\n".join(islice((line for line in lines if line.strip()), _SAMPLE_LINES))
     letters = len(_LETTER.findall(text))
     counts = {name: len(pattern.findall(text)) for name, pattern in _SCRIPTS.items()}
@@ -57,7 +57,7 @@ def unspaced_script(lines: Sequence[str]) -> str | None:
     if script in ("Japanese", "Chinese"):
         kana, characters = counts["Japanese"], counts["Japanese"] + counts["Chinese"]
         script = "Japanese" if kana > _KANA_SHARE * characters else "Chinese"
-    # The same scripts also occur with blanks, in text that was segmented into words.
+    # The same scripts also occur with spaces, in text that was segmented into words.
     return script if letters > _LONGEST_WORDS.get(script, _LONGEST_OTHERS) * len(text.split()) else None
 
 
@@ -80,14 +80,14 @@ def splitting(
     if chosen is None:
         chosen = {"Japanese": "ja-mecab", "Chinese": "zh"}.get(script, "char")
         whose = f"though its language is given as {language_name(language)}" if language else "its language not given"
-        notice = f"the reference is {script} text without blanks, {whose}: BLEU uses sacreBLEU's tokenizer `{chosen}`"
+        notice = f"the reference is {script} text without spaces, {whose}: BLEU uses sacreBLEU's tokenizer `{chosen}`"
     elif chosen in _BY_BLANKS:
         notice = (
-            f"the reference is {script} text without blanks, and BLEU's tokenizer `{chosen}` treats "
+            f"the reference is {script} text without spaces, and BLEU's tokenizer `{chosen}` treats "
             "a line as one word: BLEU will be near 0 however good the translation is; `char` counts characters"
         )
     if by_character:
         ter = "TER counts Chinese and Japanese characters one by one (norm:yes and asian:yes in its signature)"
     else:
-        ter = f"TER takes {script} text between blanks for one word, and says little: go by chrF and BLEU"
+        ter = f"TER takes {script} text between spaces for one word, and says little: go by chrF and BLEU"
     return Splitting(chosen, by_character, notice, ter)

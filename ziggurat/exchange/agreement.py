@@ -109,7 +109,7 @@ def unmatched(source: VocabularySide, target: VocabularySide) -> list[Unmatched]
         findings = _rows(side)
         if not isinstance(side.tokenizer, SentencePieceTokenizer):
             lost = [token for token, row in side.ids.items() if row not in side.control and token not in given[number]]
-            what = "tokens of the dictionary that text split at blanks cannot have"
+            what = "tokens of the dictionary that text split at spaces cannot have"
             findings += Unmatched.among(what, lost, len(side.ids))
         else:
             findings += _tokens(side, side.tokenizer, pieces[number])

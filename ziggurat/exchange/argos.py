@@ -5,7 +5,7 @@ target), model/ (a directory for CTranslate2) and optionally minisbd/, stanza/ o
 sentences.
 
 Argos Translate passes every sentence unchanged to SentencePiece, searches without a list of forbidden tokens, and reads
-at most 1,024 pieces. Whatever else our translator does is therefore written into the files: removal of spare blanks
+at most 1,024 pieces. Whatever else our translator does is therefore written into the files: removal of spare spaces
 goes into the SentencePiece model, forbidden tokens into the output's bias, and position tables are made long enough.
 """
 
@@ -105,8 +105,8 @@ def _package_metadata(data: DataConfig, choices: PackageChoices) -> dict[str, st
 def _check_code(code: str, where: str) -> None:
     if not _CODE.fullmatch(code):
         raise ConfigError(
-            f"{where}: not a code that Argos Translate could use; give one such as de by `--metadata from_code=...` or "
-            "`to_code=...`"
+            f"{where}: not a code that Argos Translate could use; give one such as de with `--metadata from_code=...` "
+            "or `to_code=...`"
         )
 
 
@@ -194,7 +194,7 @@ def _sentencepiece_model(model: ExportedModel) -> bytes:
     """Return the model that segments the source and joins pieces of the target. Raises ExportError if there is none.
 
     Argos Translate uses one model for both. It may be the source's alone: SentencePiece outputs unknown pieces
-    unchanged, including their blank marks, which Argos Translate turns into blanks. Only byte pieces must be known.
+    unchanged, including their space symbols, which Argos Translate turns into spaces. Only byte pieces must be known.
     """
     source, target = model.source, model.target
     if not isinstance(source, SentencePieceTokenizer) or not isinstance(target, SentencePieceTokenizer):
@@ -218,18 +218,18 @@ def _bytes_of(model: bytes) -> set[str]:
 
 
 def _normalising(model: bytes) -> bytes:
-    """Return a SentencePiece model that treats blanks as ziggurat.data.lines.normalise does in our own translation."""
+    """Return a SentencePiece model that treats spaces as ziggurat.data.lines.normalise does in our own translation."""
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto.FromString(trimming(model))  # type: ignore[attr-defined]
-    if not proto.normalizer_spec.precompiled_charsmap:  # other toolkits' models have one, which also maps blanks
+    if not proto.normalizer_spec.precompiled_charsmap:  # other toolkits' models have one, which also maps spaces
         proto.normalizer_spec.precompiled_charsmap = _blanks()
     return bytes(proto.SerializeToString())
 
 
 @cache
 def _blanks() -> bytes:
-    """Return compiled SentencePiece rules that map tabs, line ends and its own blank symbol to blanks."""
+    """Return compiled SentencePiece rules that map tabs, line ends and its own space symbol to spaces."""
     from io import BytesIO
 
     from sentencepiece import sentencepiece_model_pb2
@@ -324,7 +324,7 @@ class ArgosTranslator:
     """Translator that uses a package alone: plain SentencePiece, then CTranslate2, as Argos Translate calls them.
 
     Three habits of Argos Translate are left out because they do not depend on the package: it splits lines into
-    sentences, writes a blank for every `_`, and copies a piece of the source for an unknown token.
+    sentences, writes a space for every `_`, and copies a piece of the source for an unknown token.
 
     Args:
         path: folder with one .argosmodel, which is not unpacked to disk.
@@ -381,6 +381,6 @@ class ArgosTranslator:
 
     def _hypothesis(self, result: Any, alpha: float) -> Hypothesis:
         ((found,),) = found_of([result], self._eos)
-        # Argos Translate removes the one blank that precedes a first piece outside the vocabulary.
+        # Argos Translate removes the one space that precedes a first piece outside the vocabulary.
         text = self._tokenizer.decode_pieces(found.pieces).replace("\u2581", " ").removeprefix(" ")
         return hypothesis_of(found, one_line(text), alpha, [], None)

@@ -47,7 +47,7 @@ _TENSORFLOW = re.compile(r".*\.(index|meta|pb|data-\d{5}-of-\d{5})")
 
 
 def refusal_of(path: Path, toolkit: str) -> ExportError:
-    """Return the error for a model of `toolkit` in the file or folder `path`, including the way out."""
+    """Return the error for a model of `toolkit` in the file or folder `path`, with a remedy."""
     way = _WAYS.get(toolkit) or _RETRAIN.format(toolkit)
     return ExportError(f"{path}: a model of {toolkit}, which `import` does not read; {way}")
 
@@ -110,9 +110,7 @@ def refuse_folder(folder: Path) -> None:
     if checkpoints := sorted(name for name in names if name.endswith((".pt", ".ckpt"))):
         raise DataError(f"{folder}: name the checkpoint itself, such as {folder / printable(checkpoints[0])}")
     beside = printable(", ".join(sorted(names)), 200) or "nothing"
-    raise DataError(
-        f"{folder}: not a model: neither config.json of transformers nor an .npz file of Marian; it has {beside}"
-    )
+    raise DataError(f"{folder}: not a model: neither transformers' config.json nor a Marian .npz file; it has {beside}")
 
 
 def refuse_file(path: Path) -> None:

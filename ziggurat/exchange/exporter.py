@@ -85,8 +85,8 @@ class ExportVerification:
             )
         if self.cut > self.lines // 2:
             raise ExportError(
-                f"{self.cut:,} of {self.lines:,} translations did not end, so they show nothing; is the model trained? "
-                "Give text of its kind by `--verify FILE`. Nothing was written"
+                f"{self.cut:,} of {self.lines:,} translations hit the length limit, so they prove nothing; is the "
+                "model trained? Pass text of the kind it was trained on with `--verify FILE`. Nothing was written"
             )
 
 

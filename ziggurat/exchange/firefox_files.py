@@ -83,6 +83,6 @@ def published_languages(weights: Path) -> tuple[str, str] | None:
     for what, wanted, got in (("bytes", said.size, size), ("sha256", said.hash, found.hexdigest())):
         if wanted is not None and wanted != got:
             raise DataError(
-                f"{weights}: damaged, or of another version: {path.name} says {what} {wanted}, it has {got}"
+                f"{weights}: damaged, or belongs to another version: {path.name} says {what} {wanted}, it has {got}"
             )
     return None if said.source is None or said.target is None else (said.source, said.target)

@@ -262,7 +262,7 @@ def _write_tokenizer(folder: Path, tokenizers: Sequence[Tokenizer], languages: S
 
 
 def trimming(model: bytes) -> bytes:
-    """Return a SentencePiece model that removes spare blanks; with our own models, our normalisation does that."""
+    """Return a SentencePiece model that removes spare spaces; with our own models, our normalisation does that."""
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]

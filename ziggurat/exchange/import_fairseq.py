@@ -99,7 +99,7 @@ def read_fairseq(
         raise ExportError(f"{path}: not a plain Transformer that can be imported: {'; '.join(reasons)}")
     shaped(options, _Options, f"{path}: its options have")
     if not dictionaries:
-        raise DataError(f"{path}: name its dictionaries, dict.XX.txt of source and target, by `--dictionary`")
+        raise DataError(f"{path}: name its dictionaries, dict.XX.txt of source and target, with `--dictionary`")
     named_contents = [(file, read_file(file)) for file in dictionaries]
     read = [_ids(content, file) for file, content in (named_contents[0], named_contents[-1])]
     ids = [found for found, _ in read]

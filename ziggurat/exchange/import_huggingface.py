@@ -71,7 +71,7 @@ def decoding_of(given: Generation, positions: int) -> dict[str, Any]:
 
     Args:
         given: settings of `generate`.
-        positions: most tokens that the model can read, including the decoder's first input.
+        positions: maximum number of tokens that the model can read, including the decoder's first input.
     """
     decoding: dict[str, Any] = {
         # Of all extensions in a step only the best `num_beams` may end, and with `early_stopping: true` a search ends
@@ -182,7 +182,7 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
         refuse_languages_apart(folder, source_ids, anatomy.encoder.embedding.shape[0], tokenizers.num_madeup_words)
     files = list(models) or [inside(folder, f"{side}.spm") for side in ("source", "target")]
     models_alone = [
-        read_segmenter(file, remedy="; name the SentencePiece model by `--sentencepiece`")
+        read_segmenter(file, remedy="; name the SentencePiece model with `--sentencepiece`")
         for file in (files[0], files[-1])
     ]
     tags = tokenizers.tags(source_ids, models_alone)

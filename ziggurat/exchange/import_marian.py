@@ -358,7 +358,7 @@ class _Search(JsonForm):
 def read_marian(
     path: Path, dictionaries: Sequence[Path], models: Sequence[Path], languages: tuple[str, str] | None
 ) -> ForeignModel:
-    """Read a model of Marian.
+    """Read a Marian model.
 
     Args:
         path: an .npz or binary file, or a folder with one, such as an unpacked download of OPUS-MT.
@@ -377,7 +377,7 @@ def read_marian(
     anatomy = _marian_anatomy(weights.arrays, weights.options, files.weights)
     vocabularies = list(dictionaries) or list(files.vocabularies)
     if not vocabularies:
-        raise DataError(f"{files.weights}: name its vocabularies, of source and target, by `--dictionary`")
+        raise DataError(f"{files.weights}: name the source and target vocabularies with `--dictionary`")
     beside = [files.weights.with_name(f"{side}.spm") for side in ("source", "target")]
     if not models and any(map(os.path.lexists, beside)):
         models = [inside(file.parent, file.name) for file in beside]
@@ -453,7 +453,7 @@ def _pieces(tokenizer: SentencePieceTokenizer) -> list[str]:
 
 
 def _spelt(ids: Mapping[str, int]) -> list[str]:
-    """Return the tokens in the order of their ids, without those that text split at blanks cannot contain."""
+    """Return the tokens in the order of their ids, without those that text split at spaces cannot contain."""
     spelt = (token for token in ids if token and token == token.strip(" ") and "\n" not in token)
     return sorted(spelt, key=ids.__getitem__)
 

@@ -75,8 +75,8 @@ ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "swish": "silu"}
 """Other toolkits' names of activations -> `model.activation`."""
 
 MAX_POSITIONS = 16_384
-"""MAX_POSITIONS is the most positions of an imported model, four times those of the longest known. The whole table is
-computed, so a larger number in a file would fill the memory."""
+"""MAX_POSITIONS is the maximum number of positions of an imported model, four times those of the longest known. The
+whole table is computed, so a larger number in a file would fill the memory."""
 
 NORM_EPSILON = 1e-5
 """NORM_EPSILON is the default of torch.nn.LayerNorm, which fairseq and transformers do not change."""

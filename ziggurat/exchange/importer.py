@@ -45,11 +45,11 @@ def import_checkpoint(
     languages: str | None = None,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Read a model of transformers, Marian or fairseq and write a model directory; return a summary.
+    """Read a transformers, Marian or fairseq model and write a model directory; return a summary.
 
     Args:
-        checkpoint: folder of transformers with config.json and model.safetensors, .npz or binary file of Marian or a
-            folder with one, or .pt file of fairseq.
+        checkpoint: transformers folder with config.json and model.safetensors, Marian's .npz or binary file or a
+            folder with one, or fairseq's .pt file.
         out: folder to write; must be missing or empty.
         force: replace a model in `out`.
         dictionaries: vocabularies; see read_fairseq and read_marian.
@@ -78,12 +78,12 @@ def import_checkpoint(
     elif checkpoint.is_dir():
         if dictionaries:
             raise ConfigError(
-                f"{checkpoint}: a folder of transformers has its vocabulary in vocab.json; leave out `--dictionary`"
+                f"{checkpoint}: a transformers folder has its vocabulary in vocab.json; leave out `--dictionary`"
             )
         model = read_huggingface(checkpoint, models, pair)
     elif checkpoint.suffix == ".bin":
         raise DataError(
-            f"{checkpoint}: name the folder of a pytorch_model.bin; a binary model of Marian begins with another number"
+            f"{checkpoint}: name the folder of a pytorch_model.bin; a binary Marian model begins with another number"
         )
     else:
         model = read_fairseq(checkpoint, dictionaries, models, pair)
@@ -93,7 +93,7 @@ def import_checkpoint(
         warnings.warn(f"{checkpoint}: {one}", UserWarning, stacklevel=2)
     segmenter = segmented_by(model.source_ids)
     if segmenter is not None and not isinstance(model.source, SentencePieceTokenizer):
-        remedy = "Give its model by `--sentencepiece`, or pass" if "SentencePiece" in segmenter else "Pass"
+        remedy = "Give its model with `--sentencepiece`, or pass" if "SentencePiece" in segmenter else "Pass"
         joined = any(name in segmenter for name in ("@@", "SentencePiece"))
         written = "joined again" if joined else "written as such pieces"
         warnings.warn(

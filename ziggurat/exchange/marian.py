@@ -89,7 +89,7 @@ def marian_reasons(experiment: Experiment) -> Iterator[str]:
             yield _POSITIONS
     own = (config.encoder.layer_norm_epsilon, config.decoder.layer_norm_epsilon)
     if max(epsilon or config.layer_norm_epsilon for epsilon in own) > _CLOSE_EPSILON:
-        yield "`layer_norm_epsilon`: Marian has 1e-6, and only up to 1e-5 is the difference mere rounding"
+        yield "`layer_norm_epsilon`: Marian uses 1e-6; above 1e-5 the difference exceeds rounding error"
     if data.unicode != "none":
         yield f"`data.unicode: {data.unicode}`: Marian does not normalise text (train with `unicode: none`)"
     if data.train and all(corpus.tag for corpus in data.train):

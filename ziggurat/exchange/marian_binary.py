@@ -1,4 +1,4 @@
-"""Binary models of Marian (`.bin`), as used by `pymarian convert` and Firefox's engine.
+"""Binary Marian models (`.bin`), as used by `pymarian convert` and Firefox's engine.
 
 A file starts with the number 1, the number of arrays, and a header for each (lengths of its name, shape and bytes, and
 its type). Then come all names, all shapes, and all bytes, starting at a multiple of 256. All of it is little-endian;
@@ -77,7 +77,7 @@ class _Head(NamedTuple):
 
 
 def is_binary_model(path: Path) -> bool:
-    """Return True for a file that starts like a binary model of Marian, encrypted or not."""
+    """Return True for a file that starts like a binary Marian model, encrypted or not."""
     return first_bytes(path, 8) in (struct.pack("<Q", _VERSION), struct.pack("<Q", _ENCRYPTED))
 
 
@@ -105,7 +105,7 @@ def read_binary(path: Path) -> tuple[dict[str, Array], dict[str, int]]:
             counts.update([_QUANTISED[kind].name] if kind in _QUANTISED else [])
             arrays[name] = _array(name, kind, shape, data)
     except (ValueError, struct.error) as error:
-        raise DataError(f"{path}: damaged, or not a binary model of Marian ({printable(str(error), 120)})") from None
+        raise DataError(f"{path}: damaged, or not a binary Marian model ({printable(str(error), 120)})") from None
     return arrays, dict(counts)
 
 

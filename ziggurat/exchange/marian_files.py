@@ -74,7 +74,7 @@ class MarianWeights:
 def read_weights(path: Path) -> MarianWeights:
     """Return the weights in an .npz or a binary file, and the options inside it.
 
-    Raises DataError if the file is of another kind, damaged, without options, or unpacks to more than 16 times its
+    Raises DataError if the file has a different format, is damaged, lacks options, or unpacks to more than 16 times its
     size; ExportError for a binary file of an unreadable type.
     """
     arrays, quantised = read_binary(path) if is_binary_model(path) else (_read_npz(path), {})
@@ -100,10 +100,10 @@ def _read_npz(path: Path) -> dict[str, Array]:
         raise DataError(f"{path}: no such file") from None
     except (OSError, ValueError, EOFError, SyntaxError, NotImplementedError, RuntimeError) as error:
         refuse_passing(path, error)
-        raise DataError(f"{path}: damaged, or not an .npz file of Marian ({printable(str(error), 120)})") from None
+        raise DataError(f"{path}: damaged, or not a Marian .npz file ({printable(str(error), 120)})") from None
     # numpy takes a header that is not Python for one of Python 2, and reads its words.
     except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError) as error:
-        raise DataError(f"{path}: damaged, or not an .npz file of Marian ({error})") from None
+        raise DataError(f"{path}: damaged, or not a Marian .npz file ({error})") from None
 
 
 def _array(content: bytes) -> Array:
@@ -129,9 +129,9 @@ def _mapping(text: bytes, name: str) -> dict[str, Any]:
 
 
 def is_marian(path: Path) -> bool:
-    """Return True for a model of Marian, .npz or binary, and for a folder with one, or with a decoder.yml.
+    """Return True for a Marian model, .npz or binary, and for a folder with one, or with a decoder.yml.
 
-    Folders of transformers, recognised by their config.json, do not count.
+    Transformers folders, recognised by their config.json, do not count.
     """
     if not path.is_dir():
         return path.suffix == ".npz" or (path.name.endswith((".bin", ".bin.gz")) and is_binary_model(path))

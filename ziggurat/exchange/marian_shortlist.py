@@ -1,9 +1,9 @@
 """Lexical shortlists of Marian: as text (`lex.s2t.gz`) and as binary files (`lex.50.50.deen.s2t.bin`).
 
 A text has a line for each pair of pieces: target, source, probability. A binary file starts with six numbers of 8
-bytes: a magic number, a checksum, how many of the target's first pieces are allowed in every sentence, the most pieces
-per source piece, and the lengths of the two arrays that follow. These are the offset of each source piece's list, 8
-bytes each, and the pieces themselves, 4 bytes each, in ascending order. All of it is little-endian.
+bytes: a magic number, a checksum, how many of the target's first pieces are allowed in every sentence, the maximum
+number of pieces per source piece, and the lengths of the two arrays that follow. These are the offset of each source
+piece's list, 8 bytes each, and the pieces themselves, 4 bytes each, in ascending order. All of it is little-endian.
 
 Marian also pads each sentence's list to a multiple of eight with the first pieces of the vocabulary; this is not done
 here.
@@ -131,7 +131,10 @@ def _binary(path: Path, content: bytes) -> tuple[int, list[NDArray[np.int64]]]:
 
 
 def _checksum(content: bytes) -> int:
-    """Return the hash of everything after itself; bytes after the last whole number do not count."""
+    """Return the checksum of everything after the checksum field.
+
+    Trailing bytes short of a 64-bit word are ignored.
+    """
     found = 0
     for (word,) in struct.iter_unpack("<Q", content[16 : 16 + (len(content) - 16) // 8 * 8]):
         found ^= (word + 0x9E3779B9 + (found << 6) + (found >> 2)) & _MASK

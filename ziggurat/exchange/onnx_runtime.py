@@ -66,7 +66,8 @@ def open_onnx(directory: str | Path, *, threads: int | None = None) -> OnnxModel
         directory: the folder.
         threads: threads of each operator; None: as many as torch has.
 
-    Raises ConfigError if onnxruntime is missing, CheckpointError if files are missing, damaged or of another format.
+    Raises ConfigError if onnxruntime is missing, CheckpointError if files are missing or damaged, or have a different
+    format.
     """
     try:
         import onnxruntime

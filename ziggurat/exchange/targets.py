@@ -256,7 +256,7 @@ TARGETS: dict[str, ExportTarget] = {
 def target_named(name: str, package: PackageChoices | None = None) -> ExportTarget:
     """Return the target; `package` are a user's choices for a package.
 
-    Raises ConfigError for an unknown name, or for a package's choices if the target is not a package.
+    Raises ConfigError for an unknown name, or if package options are given for a target that is not a package.
     """
     if name not in TARGETS:
         raise ConfigError(f"`--to {name}`: choose one of {', '.join(TARGETS)}")

@@ -193,7 +193,7 @@ REFERENCES_FILE = "depth-references.json"
 _LAYERS, _WIDTH, _PEAK = 3, 128, 2e-3
 """Depth of either stack of the reference, its width, and the highest rate at that width."""
 _DOUBLINGS = 2
-"""_DOUBLINGS is the most doublings of the updates if the reference has not learned enough."""
+"""_DOUBLINGS is the maximum number of doublings of the updates if the reference has not learned enough."""
 
 
 def reference_of(

@@ -58,7 +58,7 @@ LAYER_MEASURES = (
 """LAYER_MEASURES lists the names of the measures, in the order in which `layer_measures` returns them."""
 
 PASSES = 300
-"""PASSES is the most passes for the exchanges in one stack, and for the ranges of layers left out of it."""
+"""PASSES is the maximum number of passes for a stack's exchanges, and for the ranges of layers left out of it."""
 TOLERANCE = 0.05
 """TOLERANCE is the relative rise of the loss that layers may cause together and still not count (`effective_depth`)."""
 
@@ -68,7 +68,7 @@ def layer_measures(model: Seq2Seq, batch: Batch, loss: Loss) -> dict[str, Any]:
     """Return the measures by name, each by stack; none for RNMT+, whose layers do not form such a stack.
 
     - `angular_distance` [N + 1][N + 1]: mean over real tokens of arccos(cos(z_i, z_j)) / pi.
-    - `causal_score` [s][l]: mean over real tokens of |u_l* - u_l| / |u_l| for l > s, with u_l the change of layer l to
+    - `causal_score` [s][l]: mean over real tokens of |u_l* - u_l| / |u_l| for l > s, where u_l is what layer l adds to
       its input (with `residual: none`, its output), and u_l* the same without layer s. NaN elsewhere.
     - `permutation_score` [i][j]: |L* - L| / L, where L* is the loss with layers i and j exchanged.
     - `loss_without` [i][j]: rise of the loss, in nats per token, without layers i to j; the diagonal is for single
@@ -113,7 +113,7 @@ def near_pairs(layers: int, apart: int) -> list[tuple[int, int]]:
 def pruning_order(rises: Sequence[float]) -> list[int]:
     """Return the layers, from 0, in the order of removal, given the rise of the loss without each one alone.
 
-    Those that cannot be left out (NaN) come last; of equal ones the higher is removed first.
+    Those that cannot be left out (NaN) come last; on ties, the higher layer is removed first.
     """
     return sorted(range(len(rises)), key=lambda n: (math.isnan(rises[n]), rises[n], -n))
 

@@ -281,7 +281,7 @@ class KeptTrials:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        """Read the file, if it exists. Raises DataError if it is damaged or of another kind."""
+        """Read the file, if it exists. Raises DataError if it is damaged or something else."""
         self.path, self.found = path, 0
         self._losses: dict[str, float | None] = {}
         if path is not None:

@@ -37,7 +37,7 @@ RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 """RATES are the peak rates that are tried first."""
 _BASE_WIDTH = 64
 _MOST_ADDED = 3
-"""_MOST_ADDED is the most rates added on either side while the best rate is at an end of the tried ones."""
+"""_MOST_ADDED is the maximum number of rates added on a side while the best rate is at an end of the tried ones."""
 _PEAKED = ("isqrt", "linear", "cosine", "wsd", "constant")
 """Schedules with a peak that can be set."""
 
@@ -200,7 +200,7 @@ def _loss(experiment: Experiment, store: Store, options: TrialOptions) -> float:
 
 
 def best(tried: Sequence[Tried]) -> Tried:
-    """Return the training with the lowest loss; of equal ones, that with the lowest rate."""
+    """Return the training with the lowest loss; ties go to the lowest rate."""
     return min(tried, key=lambda one: (one.loss, one.rate))
 
 

@@ -54,7 +54,7 @@ class LowRank(nn.Module):
         width_in: width of the map's input.
         width_out: width of its output, all parts together.
         parts: number of its parts.
-        chosen: numbers of the parts with an update, from 0.
+        chosen: indices of the parts with an update, from 0.
         rank: rank of every update.
         scale: factor of every update.
         dropout: dropout on the updates' input.

@@ -206,7 +206,10 @@ def _decayed_sum(x: Tensor, keep: Tensor) -> Tensor:
 
 
 def _decayed_sum_backward(into_c: Tensor, keep: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of `x` and `keep`: the first is also a decayed sum, from the last position to the first."""
+    """Return the gradients of `x` and `keep`.
+
+    The gradient of `x` is itself a decayed sum, run from the last position to the first.
+    """
     into_x, into_keep = torch.empty_like(c), torch.empty_like(c)
     steps, kept = into_x.unbind(1), keep.unbind(1)
     for t, gradient in reversed(list(enumerate(into_c.unbind(1)))):

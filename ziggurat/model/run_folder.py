@@ -136,7 +136,7 @@ _META_KEYS = {"progress", "store", "corpora", "encoder_layers", "decoder_layers"
 def read_meta(folder: Path) -> dict[str, Any]:
     """Return the content of a checkpoint's `meta.json`.
 
-    Raises CheckpointError when the file is missing, damaged (it holds a checksum of itself), or of another format.
+    Raises CheckpointError when the file is missing, damaged (it holds a checksum of itself), or has a different format.
     """
     path = folder / META_FILE
     try:

@@ -107,7 +107,7 @@ def _blocks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Itera
         header[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    # Padded with blanks to a multiple of 8, so that the tensors after the header are aligned.
+    # Padded with spaces to a multiple of 8, so that the tensors after the header are aligned.
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little")
     yield text
@@ -177,7 +177,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
     """Copy `tensors` into the model's parameters; Errors use `name` for their origin.
 
-    Raises CheckpointError naming the first parameter that is missing, unknown or of another shape.
+    Raises CheckpointError naming the first parameter that is missing or unknown, or has a different shape.
     """
     parameters = dict(model.named_parameters())
     _refuse_other_shapes(parameters, {key: tensor.shape for key, tensor in tensors.items()}, name)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 CONSTRAINED = 8
-"""CONSTRAINED is the most lines of a constrained search, whose cost grows with the square of its candidates."""
+"""CONSTRAINED is the maximum number of lines of a constrained search; its cost grows as its candidates squared."""
 
 
 class LineBatch:
@@ -40,7 +40,7 @@ class LineBatch:
     Args:
         translator: translates the lines.
         options: those of the first line; their shared part (`TranslateOptions.key`) holds for all lines.
-        slots: most lines at a time.
+        slots: maximum number of lines at a time.
 
     Raises ConfigError if the translator cannot do what is requested.
     """
@@ -124,7 +124,7 @@ def _refuse_unwanted(lines: Sequence[QueuedLine]) -> None:
 
 
 SLOTS = 64
-"""SLOTS is the most lines in a search at a time; it is halved each time that memory runs out."""
+"""SLOTS is the maximum number of lines in a search at a time; it is halved each time that memory runs out."""
 _PATIENCE = 0.5
 """_PATIENCE is how many seconds a line with other options waits before the running search stops taking new lines."""
 _COLLECT = 0.003

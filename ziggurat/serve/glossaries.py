@@ -124,7 +124,7 @@ class Glossaries:
     def _keep(self, known: dict[str, Glossary]) -> None:
         """Replace all glossaries by these, and rewrite the file if there is one.
 
-        Raises Refused (456) if they are too large together, or OSError; then nothing has changed.
+        Raises Refused (456) if their total size exceeds the limit, or OSError; either way nothing has changed.
         """
         stored = [each.model_dump() for each in known.values()]
         content = json.dumps({"glossaries": stored}, ensure_ascii=False).encode() + b"\n"
@@ -162,7 +162,7 @@ def read_entries(text: str, kind: str, languages: tuple[str, str]) -> list[tuple
         own = [each.strip() for each in row[2:]]
         if own and [main_language(each.lower()) for each in own] != [main_language(each.lower()) for each in languages]:
             others = "-".join(printable(each, 20) for each in own)
-            raise Refused(400, f"Invalid glossary entries provided: entry {number} is of other languages: {others}")
+            raise Refused(400, f"Invalid glossary entries provided: entry {number} is in other languages: {others}")
     return [(row[0], row[1]) for row in rows]
 
 

@@ -52,10 +52,10 @@ class Detector:
     def rank(self, text: str, among: Sequence[str] | None = None) -> list[tuple[str, float]]:
         """Return the languages that `text` may have, most likely first, each with its confidence from 0 to 100.
 
-        Only languages in `among` are returned, if given. A text without letters, or in a language that py3langid does
-        not know, gives all languages with confidence 0, in the models' order. If py3langid does not know one of the
-        candidates, the text may be in none of the others. Their confidence is then the share among all languages that
-        it knows, because among few candidates, and above all a single one, one would always win.
+        If `among` is given, only its languages are returned. A text without letters, or in a language that py3langid
+        does not know, gives all languages with confidence 0, in the models' order. If py3langid does not know one of
+        the candidates, the text may be in none of the others. Their confidence is then the share among all languages
+        that it knows, because among few candidates, and above all a single one, one would always win.
         """
         wanted = [code for code in self._codes if among is None or code in among]
         names = {name: [code for code in codes if code in wanted] for name, codes in self._of.items()}
@@ -81,7 +81,7 @@ class Detector:
 def work_of(
     text: str, options: Options, markup: MarkupRules | None, *, lines: bool
 ) -> SentenceRequests[Result[AlignedText]]:
-    """Return the work of translating a text; for markup the result has no sentences."""
+    """Yield the sentences of a text to translate; return the translation, for markup without sentences."""
     if markup is None:
         return (yield from aligned_text(text, options, lines=lines))
     marked = yield from (xml if markup.xml else html)(text, options, markup)

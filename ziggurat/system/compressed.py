@@ -26,7 +26,7 @@ _MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00", ".zst": b"\x28\xb5\x2f\xfd
 """_MAGIC maps the suffix of a file's name to the first bytes of the compressed stream."""
 
 MAX_RATIO = 200
-"""MAX_RATIO is the most bytes that one byte of a compressed file may expand to, checked after 16 MiB of output.
+"""MAX_RATIO is the maximum number of bytes that one byte of a compressed file may expand to, checked after 16 MiB.
 
 Text expands 3 to 8 times, one endlessly repeated sentence about a hundred times (gzip), and zeros 1,030 times (gzip),
 7,000 times (xz) or 32,000 times (zstd).

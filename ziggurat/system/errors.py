@@ -138,7 +138,7 @@ class DamageError(DataError):
 
 
 class CheckpointError(ZigguratError):
-    """A checkpoint or model directory is missing, damaged or of another format version."""
+    """A checkpoint or model directory is missing, damaged, or has a different format version."""
 
 
 class ExportError(ZigguratError):

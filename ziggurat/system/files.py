@@ -183,7 +183,7 @@ def made_by(*words: object) -> str:
 def check_folder(folder: Path) -> frozenset[str]:
     """Compare every file of `folder` with its checksum; return the listed names, or none if there is no list.
 
-    Raises CheckpointError, which names the first missing or changed file and the way out.
+    Raises CheckpointError, which names the first missing or changed file and a remedy.
     """
     document = _listed(folder)
     for name in document["files"]:

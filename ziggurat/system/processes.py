@@ -52,7 +52,7 @@ def worker_pool(workers: int, *, way_out: str) -> Iterator[Callable[..., Future[
     """Yield `submit(function, *arguments)`, which runs the function in one of `workers` new processes.
 
     The first task starts the processes. The end of the block, even by an interrupt, ends them at once, in the middle of
-    their tasks. Only this process handles Ctrl-C and the end of the terminal. Raises DataError, which ends with
+    their tasks. Only this process handles Ctrl-C and the closing of the terminal. Raises DataError, which ends with
     `way_out`, if a worker died.
     """
     # The pool's semaphores start multiprocessing's resource tracker, which must not take Ctrl-C either.
@@ -224,7 +224,7 @@ def _team_size(crowd: CoreContention) -> int:
     """Return the size of the idle team that makes threads sleep at once.
 
     libgomp does not count a team's first thread, so a team of n brings the count to threads + n - 1. With this n the
-    count exceeds the number of CPUs by one. A team of less than one thread crashes the library.
+    count exceeds the number of CPUs by one. A team of fewer than one thread crashes the library.
     """
     return max(1, crowd.cpus - crowd.threads + 2)
 

@@ -1,7 +1,7 @@
 """Safe reading of small, possibly untrusted files: regular files of bounded size, JSON of bounded depth.
 
 No file can make a reader hang (a pipe, a device), exhaust memory, or fail without being named in the message. The
-caller chooses the class of errors, which report the file, the key and the way out. Path checks come first, then bytes,
+caller chooses the class of errors, which report the file, the key and a remedy. Path checks come first, then bytes,
 JSON and its forms, JSON lines, and deterministic safetensors files.
 """
 
@@ -46,7 +46,7 @@ Taken = TypeVar("Taken")
 
 
 class JsonForm(BaseModel):
-    """Base of the forms of JSON objects: declared keys are checked without converting types, others are ignored."""
+    """Base class for JSON objects: declared keys are checked without type conversion, others ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
 
@@ -151,7 +151,7 @@ def read_bounded(
 
 
 def parse_json(content: bytes, name: str, *, error: type[ZigguratError] = DataError, remedy: str = "") -> Any:
-    """Return the JSON value in `content`, which errors call `name`; `remedy` is the way out.
+    """Return the JSON value in `content`, which errors call `name`; `remedy` is what they suggest.
 
     Raises `error` if it is not UTF-8, not JSON, nested deeper than MAX_DEPTH, or has text that is not Unicode.
     """
@@ -243,7 +243,7 @@ def _model_of(kind: Any) -> type[BaseModel]:
 def read_json(path: Path, form: type[Shape], *, error: type[ZigguratError] = DataError, remedy: str = "") -> Shape:
     """Return the JSON object in the file `path` as the form `form`.
 
-    Raises FileNotFoundError if there is no file, and `error`, ending with `remedy` (the way out), for everything else.
+    Raises FileNotFoundError if there is no file, and `error`, ending with `remedy`, for everything else.
     """
     document = parse_json(read_bounded(path, error=error), str(path), error=error, remedy=remedy)
     return shaped(document, form, str(path), error=error, remedy=remedy)

@@ -50,7 +50,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def lock_missing(path: Path, error: OSError) -> DataError:
-    """Return the error to raise if `path` cannot be locked although no process holds it, with the way out."""
+    """Return the error to raise if `path` cannot be locked although no process holds it, with a remedy."""
     if error.errno in _WITHOUT_LOCKS:
         return DataError(
             f"{path}: the file system there cannot lock files ({error.strerror}); without locks two processes could "
@@ -344,7 +344,7 @@ def remove(path: Path) -> None:
 
 
 def _cannot_be_made(target: Path, error: OSError) -> DataError:
-    """Return the error for a folder that cannot be created or replaced, with the way out."""
+    """Return the error for a folder that cannot be created or replaced, with a remedy."""
     parent = _real_path(target).parent
     where = ""
     if error.errno == errno.EBUSY:  # for example the volume of a container

@@ -86,7 +86,7 @@ class CheckpointSelection:
 
 
 def regular_checkpoints(run: Path, config: TrainingConfig) -> list[Path]:
-    """Return the checkpoints of the current stage that do not depend on interruptions, oldest first.
+    """Return the checkpoints of the current stage that an uninterrupted run would also have, oldest first.
 
     These are the checkpoints due by the count of updates or epochs, not by the clock, and, when training is over, the
     last one, unless only epochs count; if the model grew, those of its present depth. Raises CheckpointError when one

@@ -143,7 +143,7 @@ class ColourScale:
     logarithmic: bool = False
 
     def share(self, value: float | None) -> float | None:
-        """Return the position of a value, 0 at `low` and 1 at `high`; None, a blank, for a value that is not finite."""
+        """Return the position of a value, 0 at `low` and 1 at `high`; None, a blank cell, if it is not finite."""
         if value is None:
             return None
         if not self.logarithmic:
@@ -188,7 +188,7 @@ def heat_maps(records: Sequence[Record]) -> dict[str, list[list[float | None]]]:
     """Return heat maps of the last record's measures: lists over layers by update, matrices of that record alone.
 
     Each is keyed by its name (measure, place, and axes) and has positions on the measure's scale, top row first; None
-    is a blank. Layers by update: the top layer first, the newest update last in each row. Layer by layer: row and
+    is a blank cell. Layers by update: the top layer first, the newest update last in each row. Layer by layer: row and
     column 0 are the lowest, as in papers.
     """
     if not records:

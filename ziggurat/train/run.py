@@ -98,7 +98,7 @@ def refuse_idle(batch: BatchConfig, processes: Processes, *, resume: bool = Fals
 
 
 def other_files_notice(config: DataConfig, store: Store) -> list[str]:
-    """Return a notice when section `data` names files other than those of the store, which training does not read."""
+    """Return a notice if section `data` names files that are not in the store; training will not read them."""
     if not (moved := other_files(config, store.manifest)):
         return []
     return [

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ziggurat.translate.translator import Translator
 
 _LONGEST_WORD = 16
-"""_LONGEST_WORD is the most tokens of a next word."""
+"""_LONGEST_WORD is the maximum number of tokens of a next word."""
 _WORD_BEAM = 16
 """_WORD_BEAM is the smallest beam size of the search for next words: several pieces may start the same word, or one
 piece may start many."""
@@ -158,7 +158,10 @@ class TranslationCall:
             part.found.append(best)
 
     def _next_words(self, scorer: Scorer, sentences: Sequence[Sentence]) -> list[list[Sentence]]:
-        """Return each sentence with up to `n_best` longer prefixes, which differ in one word, most likely first."""
+        """Return each sentence with up to `n_best` versions of its prefix, most likely first.
+
+        Each version is extended by a different word.
+        """
         beams = max(_WORD_BEAM, 2 * self.n_best)
         settings = replace(
             self.settings,
@@ -299,7 +302,7 @@ class ContinuousTranslation:
     Args:
         translator: the translator.
         options: options of all lines.
-        slots: most sentences that are live at a time.
+        slots: maximum number of live sentences.
         asked: keywords, as for `Translator.translate`.
 
     Raises ConfigError as `Translator.translate` does.

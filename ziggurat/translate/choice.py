@@ -310,9 +310,9 @@ def _mixed(bits: Tensor) -> Tensor:
 
 
 _FEW = 8
-"""_FEW is the most phrases of a sentence that is searched together with all others."""
+"""_FEW is the maximum number of phrases of a sentence that is searched together with all others."""
 _CELLS = 1 << 22
-"""_CELLS is the most elements in a tensor [N, C, P] of sentences with more phrases."""
+"""_CELLS is the maximum number of elements in a tensor [N, C, P] of sentences with more phrases."""
 
 
 class ConstrainedChoice(Choice):
@@ -466,8 +466,9 @@ def _width(beam_size: int, phrases: int) -> int:
 
 
 def searched_together(sentences: Sequence[Sentence], beam_size: int) -> list[list[int]]:
-    """Return the numbers of the sentences of each search, in order; those with many phrases are separate.
+    """Return the indices of the sentences to search together, group by group.
 
+    Sentences with many phrases are grouped separately.
     In a search, each sentence has room for the largest number of phrases, in tensors that grow with its square.
     """
     few = [number for number, each in enumerate(sentences) if len(each.constraints) <= _FEW]

@@ -204,7 +204,7 @@ class ConvertedConfig(JsonForm):
     def of_transformers(self) -> bool:
         """True if the caller appends end-of-sentence to each source.
 
-        The tokenizers of transformers do so, whose models start from end-of-sentence or padding. With Marian, fairseq
+        Tokenizers of transformers do so; their models start from end-of-sentence or padding. With Marian, fairseq
         and our exports, CTranslate2 does it. OpenNMT's models start from begin-of-sentence and need none.
         """
         return self.decoder_start_token in (self.eos_token, *_PADDING) and not self.add_source_eos
@@ -248,8 +248,8 @@ class ConvertedTokenizer(SentencePieceTokenizer):
         """Pieces of the model that the list lacks, which are read as the unknown token."""
         if len(self.lacking) > _MOST_UNLISTED * len(segmented):
             raise ConfigError(
-                f"lacks {self.lacking_pieces()}: it is of another model; name the right one by `--source-model` or "
-                "`--target-model`"
+                f"lacks {self.lacking_pieces()}: it belongs to another model; name the right one with `--source-model` "
+                "or `--target-model`"
             )
         self.unk, self.eos = self._numbers[config.unk_token], self._numbers[config.eos_token]
         self.bos = self._numbers.get(config.bos_token, self.unk)
@@ -300,7 +300,7 @@ class ConvertedFolder(NamedTuple):
     Attributes:
         source, target: its tokenizers.
         after_source: tokens that the caller appends to each source.
-        positions: most positions of a source or target.
+        positions: maximum number of positions of a source or target.
     """
 
     source: ConvertedTokenizer
@@ -368,10 +368,10 @@ def _warn_of_segmenters(folder: Path, source: ConvertedTokenizer, target: Conver
         if len(unused) > _MANY_UNUSED * len(counted):
             said.append(
                 f"the SentencePiece model of the {side} never gives {len(unused):,} of the {len(counted):,} tokens of "
-                f"the vocabulary, such as {printable(' '.join(unused[:5]), 80)}: it seems to be of another model"
+                f"the vocabulary, such as {printable(' '.join(unused[:5]), 80)}: it seems to belong to another model"
             )
         if len(unused) > _MOST_UNUSED * len(counted):
-            raise CheckpointError(f"{folder}: {said[-1]}; name the right one by `--source-model` or `--target-model`")
+            raise CheckpointError(f"{folder}: {said[-1]}; name the right one with `--source-model` or `--target-model`")
     if said:
         warnings.warn(f"{folder}: {'; '.join(said)}", UserWarning, stacklevel=3)
 
@@ -399,9 +399,9 @@ def _segmenter(folder: Path, side: str, given: Path | None, other: Path | None) 
     path = given or next(iter(there), None) or other
     if path is None:
         raise ConfigError(
-            f"{folder}: a folder of CTranslate2 without a SentencePiece model ({', '.join(_SEGMENTERS[side])}); name "
-            "it by `--source-model`, and that of the target by `--target-model` if it is another. A model of text that "
-            "is segmented in another way is for CTranslate2 itself"
+            f"{folder}: a CTranslate2 folder without a SentencePiece model ({', '.join(_SEGMENTERS[side])}); name "
+            "it with `--source-model`, and that of the target with `--target-model` if it differs. A model of text "
+            "that is segmented in another way is for CTranslate2 itself"
         )
     try:
         return path, read_bounded(path, MAX_MODEL_BYTES)

@@ -237,7 +237,7 @@ _SMALL = 1 << 16  # scores; below this, blocks are no faster
 def best_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` largest values and their ids [..., count], best first, ties by smaller id.
 
-    topk does not specify which of equal values it takes, or their order; bfloat16 scores are often equal.
+    topk does not specify which of several equal values it takes, or their order; bfloat16 scores are often equal.
     """
     if count == 1:
         return _best(scores)
@@ -274,8 +274,8 @@ def _smallest_of_equals(scores: Tensor, values: Tensor, ids: Tensor) -> Tensor:
 def _best(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Return the largest value and its id [..., 1], ties by smaller id.
 
-    argmax takes the first of equal values, but on CPU it is ten times slower than amax. So it is applied only to block
-    maxima, and to the first block with the largest value.
+    argmax takes the first of several equal values, but on CPU it is ten times slower than amax. So it is applied only
+    to block maxima, and to the first block with the largest value.
     """
     vocabulary = scores.shape[-1]
     blocks = vocabulary // _BLOCK
@@ -342,7 +342,7 @@ class Assembler:
     Args:
         source, target: the tokenizers.
         decoding: settings that determine the contents of the results.
-        n_best: most results per line; None: the number in the settings.
+        n_best: maximum number of results per line; None: the number in the settings.
     """
 
     def __init__(
@@ -416,7 +416,7 @@ class Assembler:
             numbers.append(number)
         words = part.text.split()
         # (2) Use the words of the text. If their number differs, the text was already segmented (each of its words is a
-        # piece) or normalisation changed its blanks, so join the pieces.
+        # piece) or normalisation changed its spaces, so join the pieces.
         if len(words) != number + 1:
             segmented = words if len(words) == len(pieces) else None
             words = []

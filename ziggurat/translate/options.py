@@ -28,13 +28,13 @@ from ziggurat.translate.results import (
 )
 
 MAX_TERM = 200
-"""MAX_TERM is the most characters of a glossary's term, in either language."""
+"""MAX_TERM is the maximum number of characters of a glossary's term, in either language."""
 
 LETTER = regex.compile(rf"(?![{UNSPACED_SCRIPTS}])\w")
-"""LETTER matches a letter of a word; in scripts without blanks a term may start and end next to another letter."""
+"""LETTER matches a letter of a word; in scripts without spaces a term may start and end next to another letter."""
 _WORD = regex.compile(r"\w")
 _FIRST = regex.compile(rf"(?:(?![{UNSPACED_SCRIPTS}])\w)++|.", flags=regex.DOTALL)
-"""_FIRST matches the first word of a term or text; in scripts without blanks, and for other signs, the first
+"""_FIRST matches the first word of a term or text; in scripts without spaces, and for other characters, the first
 character."""
 
 
@@ -347,9 +347,9 @@ class StreamTranslator(ABC):
             start of the text), `in_pieces` (already cut into subword pieces), `unknown` (text that the vocabulary
             lacks); and `too_large`, how often memory ran out, so that the rest of a call was translated in smaller
             batches. The first of each kind gives a warning, except for blank lines.
-        on_finished: called with the number of sentences that have just been translated, for a progress bar; a line in
-            several parts is several sentences, a blank one is none.
-        about_precision: returns the chosen precision and, on request, a faster one, for which it may measure.
+        on_finished: called with the number of sentences that have just been translated, for a progress bar; a line
+            translated in parts counts once per part, a blank line not at all.
+        about_precision: returns the chosen precision and, on request, a faster one, which may require measuring.
     """
 
     decoding: DecodingConfig
@@ -405,7 +405,7 @@ class TextTranslator(StreamTranslator):
         own_search: whether it uses ziggurat.translate.search, which supports required phrases and lines that join a
             running search (ziggurat.translate.call.ContinuousTranslation).
         source_tokenizer, target_tokenizer: tokenizers of the two sides.
-        max_positions: most positions of either side; None: no limit.
+        max_positions: maximum number of positions of either side; None: no limit.
         before_step: called before every step of our search; an error that it raises ends the translation.
     """
 
@@ -432,13 +432,13 @@ class TextTranslator(StreamTranslator):
         """Return one Translation per text, in the same order.
 
         Args:
-            texts: lines; a line end inside a text counts as a blank.
+            texts: lines; a line end inside a text counts as a space.
             options: options of all texts; most calls use keywords instead.
             first: the number of the first text, on which the random numbers of sampling depend.
             prefixes: start of each translation; an empty one leaves it free.
             constraints: phrases that each translation must contain; the result lists those that it lacks.
-            longest: most tokens of each translation, if lower than `decoding.max_length`; for a text translated in
-                parts, of each part.
+            longest: maximum number of tokens of each translation, if lower than `decoding.max_length`; for a text
+                translated in parts, of each part.
             asked: `tag`: a token such as `<bt>` of the training data, put before every source sentence; `terminology`:
                 source terms and their translations, for texts that contain the terms; `next_words`: the n best differ
                 in the word after the prefix, or in the first part of a text that is translated in parts; `complete`:
@@ -468,7 +468,7 @@ class TextTranslator(StreamTranslator):
 def tells_alignments(translator: TextTranslator) -> bool:
     """Return whether the translations of this translator come with alignments.
 
-    A word is translated to find out: attention weights depend on every model of an ensemble, and for an export on the
+    This translates a word to find out, since it depends on every model of an ensemble and, for an export, on the
     version that wrote it.
     """
     kept, translator.notices = translator.notices, Notices()

@@ -33,7 +33,7 @@ MAX_LINE_BYTES = 1 << 20
 """MAX_LINE_BYTES is the longest accepted line: segmenting takes 80 times its size in memory, and seconds per MiB."""
 
 UNSPACED_SCRIPTS = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
-"""UNSPACED_SCRIPTS lists scripts without blanks between words, for a class of the `regex` module."""
+"""UNSPACED_SCRIPTS lists scripts without spaces between words, for a class of the `regex` module."""
 
 _WINDOW_CHARACTERS = 1 << 22  # a window also ends here, so that very long lines do not pile up
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -41,8 +41,8 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # NUL, and every character that ends a line in str.splitlines(), wc, editors or JavaScript.
 _LINE_ENDS = regex.compile(r"[\x00\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")
 
-# After sentence-final punctuation with closing quotes or brackets: before a blank, or immediately in scripts without
-# blanks. At most four of them, because an unbounded lookbehind takes quadratic time on a long row of quotes.
+# After sentence-final punctuation with closing quotes or brackets: before a space, or immediately in scripts without
+# spaces. At most four of them, because an unbounded lookbehind takes quadratic time on a long row of quotes.
 _SENTENCE_END = regex.compile(
     r"""(?<=[.!?…։؟۔।॥]["'”’»)\]]{0,4})\s+|(?<=[。！？｡][」』”’）]{0,4})(?![。！？｡」』”’）])"""
 )
@@ -93,12 +93,12 @@ def refuse_single(**given: Any) -> None:
 
 
 def without_nul(texts: Sequence[str]) -> list[str]:
-    """Return `texts` with each NUL, which no training text contains, replaced by a blank."""
+    """Return `texts` with each NUL, which no training text contains, replaced by a space."""
     return [text.replace("\0", " ") for text in texts]
 
 
 def one_line(text: str) -> str:
-    """Return `text` with every run of line ends or NULs replaced by one blank, and stripped of them at both ends.
+    """Return `text` with every run of line ends or NULs replaced by one space, and stripped of them at both ends.
 
     A model can generate any byte. Line ends are LF and CR, but also vertical tab, form feed, U+001C to U+001E, U+0085,
     U+2028 and U+2029: some programs treat each of them as a line end, and lines would shift.
@@ -134,7 +134,8 @@ def in_parts(
 ) -> Iterator[tuple[str, list[list[int]]]]:
     """Yield each text to translate, with the pieces of its parts: none for a blank text, several for a long one.
 
-    `limit` is the most pieces per part; `notices` counts blank and long texts, and those with the unknown piece `unk`.
+    `limit` is the maximum number of pieces per part; `notices` counts blank and long texts, and those with the unknown
+    piece `unk`.
     """
     clean = without_nul(texts)
     for text, ids in zip(clean, encode(clean), strict=True):
@@ -205,7 +206,7 @@ def _packed(units: Iterable[list[int]], limit: int) -> Iterator[list[int]]:
 
 
 def join_parts(texts: Iterable[str]) -> str:
-    """Join the translations of a line's parts with blanks, but without them between letters of unspaced scripts."""
+    """Join the translations of a line's parts with spaces, but without them between letters of unspaced scripts."""
     joined = ""
     for text in filter(None, texts):
         unspaced = _ENDS_UNSPACED.search(joined[-1:]) and _STARTS_UNSPACED.match(text)

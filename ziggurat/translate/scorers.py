@@ -130,7 +130,7 @@ class Scorer(Protocol):
     def step(self, tokens: Tensor) -> Tensor:
         """Take the last tokens [N, K]; return scores [N, K, V] whose softmax gives the next token.
 
-        A new sentence's first tokens are begin-of-sentence. Scores may be log-probabilities (which a softmax leaves
+        For a new sentence, `tokens` is begin-of-sentence. Scores may be log-probabilities (which a softmax leaves
         unchanged) or logits, which are cheaper. The caller may overwrite the result, which is valid until the next
         step.
         """

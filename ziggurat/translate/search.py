@@ -108,10 +108,11 @@ class BatchAdmission:
 
     Args:
         lengths: source tokens of each sentence.
-        batch_tokens: most live source tokens at a time, including padding: sentences x the longest of them. A longer
-            sentence is live alone.
-        batch_sentences: most sentences that are live at a time.
-        slots: the same limit if more sentences will be added; None: as many as `lengths` can need.
+        batch_tokens: maximum number of live source tokens, including padding: sentences x the longest of them. A
+            longer sentence is live alone.
+        batch_sentences: maximum number of live sentences.
+        slots: the same limit if more sentences will be added; None: the most that sentences of these lengths can
+            occupy at once.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class BatchAdmission:
         self._waiting = deque(pair for pair in self._waiting if pair[0] not in numbers)
 
     def group(self, live: Sequence[int]) -> list[int]:
-        """Return the numbers of the sentences that enter now, given the lengths `live` of those in the search.
+        """Return the indices of the sentences that enter now, given the lengths `live` of those in the search.
 
         None enter until there is room for a group that justifies a pass of the encoder, or for all waiting ones.
         """
@@ -184,7 +185,7 @@ class Search:
         scorer: the model.
         sentences: the initial waiting sentences, numbered from 0.
         settings: settings of all sentences.
-        slots: most sentences that are live at a time; None: as many as `sentences` can need.
+        slots: maximum number of live sentences; None: the most that sentences of these lengths can occupy at once.
     """
 
     def __init__(
@@ -356,7 +357,7 @@ class Search:
             real = torch.arange(self.attended.shape[2], device=total.device) < state.source_length[:, None, None]
             score = score + self.settings.penalty.coverage_term(self.attended, real).gather(1, origin)
         ticket = state.position[:, None] * self.choice.width + torch.arange(total.shape[1], device=total.device)
-        # After the earlier ones, with a stable sort, so that of equal scores the older hypothesis ranks first.
+        # After the earlier ones, with a stable sort, so that among equal scores the older hypothesis ranks first.
         score = torch.cat((state.score, score.unflatten(1, (groups, -1))), 2)
         score, order = score.sort(dim=2, descending=True, stable=True)
         size = state.score.shape[2]

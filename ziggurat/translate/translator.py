@@ -49,7 +49,7 @@ class Translator(TextTranslator):
         model: one model, or the members of an ensemble (ziggurat.translate.scorers), in evaluation mode, on `device`.
         source_tokenizer, target_tokenizer: tokenizers of the models' two sides.
         decoding: default search settings of calls.
-        max_positions: most positions of either side, if a model has such a limit (learned positions).
+        max_positions: maximum number of positions of either side, if a model has such a limit (learned positions).
         device: device of the models.
         origin: description of the weights, for messages.
         target_language: code of the target language; scores may depend on it.

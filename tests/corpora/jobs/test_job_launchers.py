@@ -306,7 +306,7 @@ def test_a_shard_that_ends_every_actor_is_named(ray: Ray) -> None:
             raise Died
         return shard.index
 
-    with pytest.raises(DataError, match=r"^shard 1 ended its worker 5 times"):
+    with pytest.raises(DataError, match=r"^shard 1 killed its worker 5 times"):
         run_on(2, deadly)
     assert done.count(1) == 5
     assert not ray.actors

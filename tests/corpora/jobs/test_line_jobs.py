@@ -268,7 +268,7 @@ def test_lines_are_numbered_through_all_shards(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (("--job", "job", "perturb", "run"), "`bulk` works with the verbs align, backtranslate, evaluate"),
+        (("--job", "job", "perturb", "run"), "`bulk` works with the commands align, backtranslate, evaluate"),
         (("--job", "job", "backtranslate", "run"), "`backtranslate` keeps its parts in its `--output`"),
         (("--merge", "pipeline", "my.yaml"), "`pipeline` merges by itself"),
         (("--job", "job", "--shard-lines", "7", "prepare", "my.yaml"), "`prepare` chooses the size of its shards"),

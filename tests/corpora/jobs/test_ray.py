@@ -193,7 +193,7 @@ def deadly(shard: Shard[Any]) -> Manifest:
 
 
 @pytest.mark.parametrize(
-    ("do", "message"), [(refused, "^shard 0 cannot be$"), (deadly, "shard 0 ended its worker 5 times")]
+    ("do", "message"), [(refused, "^shard 0 cannot be$"), (deadly, "shard 0 killed its worker 5 times")]
 )
 def test_errors_in_workers_are_errors_of_the_package(
     do: Callable[[Shard[Any]], Manifest], message: str, nodes: Any

@@ -110,8 +110,8 @@ def test_perturbations_that_change_no_line_cost_no_scores(
     assert json.loads((folder / "scores.json").read_text())["tests"]["babel"]["student"]
     assert json.loads((folder / "robustness.json").read_text())["left_out"] == ["long"]
     page = (folder / "robustness.html").read_text("utf-8")
-    assert "teacher: no disturbance changes a line." in page
-    assert "disturbance</th>" not in page  # an empty table
+    assert "teacher: no perturbation changes a line." in page
+    assert "perturbation</th>" not in page  # an empty table
     notice = "evaluation.perturb: left out, since they change none of the first 2 lines of the first test set: long"
     assert f"warning: {notice}" in said
     assert _notices(on, {"evaluate"}) == [notice]

@@ -106,7 +106,7 @@ def test_training_takes_no_more_updates_than_it_has(
          "400 of 800 updates are done, in 40 s; the rest at that speed"),
         ("running", Expected(40.0), StepProgress(0.25, "1 of 4 lines"), Spent(), 30.0, "1 of 4 lines are done"),
         ("begun", Expected(41.0, said="9 pairs"), None, Spent(60.0, 1), 41.0,
-         "9 pairs; for the whole step, on which 1:00 were already spent"),
+         "9 pairs; for the whole step; 1:00 have already been spent on it"),
         ("after", Expected(), None, Spent(16.0, 1), 16.0, "what it took before"),
         ("page", Expected(said="9 lines"), None, Spent(16.0, 1), 16.0, "9 lines; at most what the whole step took"),
         ("after", Expected(5.0, said="rough"), None, Spent(16.0, 1), 5.0, "rough"),

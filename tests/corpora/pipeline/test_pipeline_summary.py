@@ -59,10 +59,10 @@ def test_the_page_draws_how_its_models_learned() -> None:
     assert "<figure" not in pipeline_page(summary)
 
 
-def test_the_table_of_disturbances_has_cases_and_undisturbed_scores(
+def test_the_table_of_perturbations_has_cases_and_unperturbed_scores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The undisturbed scores are not those of the whole test set, because rows cover different lines."""
+    """The unperturbed scores are not those of the whole test set, because rows cover different lines."""
     monkeypatch.setattr(evaluation, "_models", lambda context: [])
     context = PipelineContext(parse_as(PipelineConfig, json.dumps(whole(folder=str(tmp_path))), "a test"))
     (ideal, _), (outputs, _) = TRIALS[2].ideal, TRIALS[2].found

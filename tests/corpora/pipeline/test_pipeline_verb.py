@@ -196,7 +196,7 @@ def test_a_stop_by_a_signal_is_reported(place: Path, ziggurat: Call, monkeypatch
     )
     _, out, _ = ziggurat("pipeline", "my.yaml", "--dry-run")
     assert re.search(
-        r"about 2:00:00  resumes where it was .*\n +4 updates; for the whole step, on which .* already spent", out
+        r"about 2:00:00  resumes where it was .*\n +4 updates; for the whole step; .* already been spent on it", out
     )
     assert "2 steps to do: about 2:00:00" in out
     _, _, err = ziggurat("pipeline", "my.yaml", "--force", "clean", "--force", "report")

@@ -97,7 +97,7 @@ class Downloads:
     progress: Progress = lambda phase, done, total: None
 
     def get(self, remote: Remote) -> Held:
-        """Return the file of `remote`, fetched if necessary. Raises ConfigError or DataError with the way out."""
+        """Return the file of `remote`, fetched if necessary. Raises ConfigError or DataError with a remedy."""
         place = place_of(remote.url)
         path = self.folder / place
         if (held := self._here(remote, path, remote.url, "the download")) is not None:

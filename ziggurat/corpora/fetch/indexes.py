@@ -25,7 +25,7 @@ _SACREBLEU = {
     "WMTXMLDataset": "wmt-xml",
     "PlainTextDataset": "text",
 }
-_SACREBLEU_LICENCE = "that of the shared task; WMT gives its test sets for research; to be checked"
+_SACREBLEU_LICENCE = "that of the shared task; WMT releases its test sets for research use; to be checked"
 
 
 class IndexEntry(NamedTuple):

@@ -1,7 +1,7 @@
 """Readers of corpus layouts, which give blocks of lines: one list per side, all equally long.
 
 `read` takes plain text, TSV, WMT's SGML, IWSLT's tagged text, TMX and WMT's XML. Segments of SGML and XML are cleaned
-as in sacreBLEU, so test sets have the same text: white space is collapsed, and entities of SGML are left unchanged.
+as in sacreBLEU, so test sets have the same text: white space is collapsed, and SGML entities are left unchanged.
 
 TMX and the XML of WMT test sets are read as streams by expat; files that declare their own entities are refused.
 """
@@ -215,7 +215,7 @@ def read(corpus: RegisteredCorpus, files: Sequence[Path], counts: Counts) -> Ite
 
 
 def clean(text: str) -> str:
-    """Return `text` on one line, trimmed, with each run of white space as one blank; as sacreBLEU cleans segments."""
+    """Return `text` on one line, trimmed, with each run of white space as one space; as sacreBLEU cleans segments."""
     return re.sub(r"\s+", " ", text.strip())
 
 

@@ -68,7 +68,7 @@ def _write_set(
 ) -> list[Written]:
     """Write the pairs of `corpora`, in order, to the files of `target`; return it and the held-out set.
 
-    Raises ConfigError or DataError with the way out; nothing half-written is left.
+    Raises ConfigError or DataError with a remedy; nothing half-written is left.
     """
     targets = [target, *([held_out[1]] if held_out else [])]
     there = [None if force else _there(one, corpora) for one in targets]

@@ -332,7 +332,7 @@ def _check(path: Path, name: str, entry: RegistryEntry) -> None:
     both = both_sides or entry.layout == "tsv"
     count = len(entry.take) if entry.take else len(entry.files)
     if "a" not in parts or not re.fullmatch(r"[\w{}.+/-]+", name):
-        raise ConfigError(f"{path}: {name}: a name has slashes and {{a}}, for two languages {{a}}-{{b}}, and no blanks")
+        raise ConfigError(f"{path}: {name}: a name has slashes and {{a}}, for two languages {{a}}-{{b}}, and no spaces")
     for key, known in (("pairs", entry.pairs), ("languages", entry.languages)):
         if isinstance(known, dict) and [set(known)] != [set(values.split()) for values in entry.where.values()]:
             raise ConfigError(f"{path}: {name}: `{key}` by values needs one part in `where`, with exactly its values")
@@ -359,7 +359,7 @@ def _swapped(name: str) -> str:
 
 
 def _match(pattern: str, entry: RegistryEntry, name: str) -> dict[str, str] | None:
-    """Return the parts of `name` by the pattern of an entry; None if it does not match."""
+    """Match `name` against an entry's pattern and return its named parts; None if it does not match."""
     steps = []
     for step in re.split(r"(\{\w+\})", pattern):
         part = step[1:-1] if step.startswith("{") else ""

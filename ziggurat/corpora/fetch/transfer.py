@@ -1,9 +1,9 @@
 """Transfer of one file over HTTP: resumed after a dropped connection, never mixed from two versions, never a web page.
 
-The part received so far stays next to the future file as `NAME.part`, locked while a process writes it;
-`NAME.part.json` has the URL, the version (ETag or date) and the length given by the server. A later request asks only
-for the rest of that version (If-Range). Permanent failures (a page instead of data, a missing file) are errors with the
-way out; overload and dropped connections are retried.
+The part received so far stays next to the destination file as `NAME.part`, locked while a process writes
+it; `NAME.part.json` has the URL, the version (ETag or date) and the length given by the server. A later request asks
+only for the rest of that version (If-Range). Permanent failures (a page instead of data, a missing file) are errors
+with a remedy; overload and dropped connections are retried.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Part:
     """The part of a file received so far; the file is open and locked."""
 
     path: Path
-    """The future file."""
+    """The destination."""
     file: BinaryIO
     size: int = 0
     """Bytes in the part."""
@@ -126,7 +126,7 @@ def _alone(name: Path, waiting: Callable[[], object]) -> Iterator[BinaryIO]:
 
 
 _BRING = "or fetch it by other means and put it into a mirror (`--mirror`, docs/data.md)"
-"""The way out that always exists."""
+"""The remedy that always exists."""
 
 _PASSING = {408, 421, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524}
 _MEANING = {
@@ -238,7 +238,7 @@ def download(
 
     If another process fetches the same file, this waits for it; the result is neither fetched again nor checked.
 
-    Raises DataError with the way out if there is no such file, no room, or the connection fails repeatedly.
+    Raises DataError with a remedy if there is no such file, no room, or the connection fails repeatedly.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with Part.opened(path, lambda: progress(f"wait for another process that fetches {path}", 0, None)) as part:

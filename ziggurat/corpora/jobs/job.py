@@ -132,7 +132,7 @@ def _known(path: Path, verb: str) -> dict[str, Any] | None:
             return {"settings": dict(plan["settings"]), "lines": int(plan["lines"])}
     except (OSError, DataError, ValueError, KeyError, TypeError, OverflowError):
         pass
-    raise DataError(f"{path}: damaged, or of another version of ziggurat; name another folder")
+    raise DataError(f"{path}: damaged, or written by another version of ziggurat; name another folder")
 
 
 Merged = TypeVar("Merged")

@@ -401,6 +401,6 @@ def _last_line(error: Exception) -> str:
 
 def _deadly(shard: Shard[Any]) -> DataError:
     return DataError(
-        f"shard {shard.index} ended its worker {_MOST_DEATHS} times, perhaps for lack of memory: give workers more, or "
-        "take a smaller `batch_tokens`. What was done is kept"
+        f"shard {shard.index} killed its worker {_MOST_DEATHS} times, possibly out of memory: give workers more, or "
+        "take a smaller `batch_tokens`. Finished work is kept"
     )

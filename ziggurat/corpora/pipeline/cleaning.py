@@ -46,7 +46,7 @@ from ziggurat.system.small_files import read_bounded
 class HeldOutPairs:
     """The held-out pairs: a random choice that depends only on the pairs.
 
-    Case, punctuation and blanks do not count: pairs that differ only in these are the same pair.
+    Case, punctuation and spaces do not count: pairs that differ only in these are the same pair.
     """
 
     def __init__(self, sizes: HoldOutConfig) -> None:

@@ -61,7 +61,7 @@ class Selection:
     """Names of steps to redo even if they are done."""
 
     def numbers(self, steps: Sequence[Step]) -> range:
-        """Return the numbers of the chosen steps. Raises ConfigError for a step that is not in `steps`."""
+        """Return the indices of the chosen steps. Raises ConfigError for a step that is not in `steps`."""
         names = [step.name for step in steps]
         for name in (self.first, self.last, *sorted(self.forced)):
             if name is not None and name not in names:
@@ -110,7 +110,7 @@ def _made_here(folder: Path) -> bool:
 
 _HASHES, TIMES, LOCK = "hashes.json", "times.json", ".lock"
 _EARLIER = "earlier"
-"""_EARLIER is the folder for old results of restarted steps that took long."""
+"""_EARLIER is the folder for old results of restarted steps that took a long time."""
 _BUSY = "another pipeline, or a part of a step, is at work here; wait for it to end"
 
 
@@ -296,7 +296,7 @@ class Pipeline:
         write_document(folder / BEGUN, wanted)
 
     def _make_room(self, step: Step, say: Callable[[str], object]) -> None:
-        """Remove a step's results of an earlier call, or set them aside if they took long.
+        """Remove a step's results of an earlier call, or set them aside if they took a long time.
 
         Raises DataError if anything else is in the step's folder.
         """
@@ -325,7 +325,7 @@ def shared_step(steps: Sequence[Step], name: str | None) -> Step:
         f"those that can be done in parts are: {shared}" if shared else "none of this pipeline can be done in parts"
     )
     if name is None:
-        raise ConfigError(f"`--shard` is of one step: add `--only STEP`; {shared}")
+        raise ConfigError(f"`--shard` applies to one step: add `--only STEP`; {shared}")
     found = next((step for step in steps if step.name == name), None)
     if found is None or not found.is_job:
         what = "no such step" if found is None else "this step is done as a whole"
@@ -344,7 +344,7 @@ class ShardedRun(Pipeline):
         """
         _refuse_foreign(self.folder, [each.name for each in self.steps])
         self._refuse_impossible([step], ())
-        self._found(step)  # reading all its inputs may take long, so this is done without a lock that others wait for
+        self._found(step)  # reading all its inputs may take a long time, so no lock is held that others wait for
         folder, lock = self.folder / step.name, self.folder / f".{step.name}.lock"
         with ExitStack() as held:
             held.enter_context(locked(self.folder / LOCK, fcntl.LOCK_SH | fcntl.LOCK_NB, f"{self.folder}: {_BUSY}"))

@@ -44,7 +44,7 @@ from ziggurat.corpora.pipeline.step import (
 from ziggurat.corpora.pipeline.synthesis import NOTICES
 from ziggurat.evaluate.findings import FEWEST_CASES
 from ziggurat.evaluate.metrics import TestSet
-from ziggurat.evaluate.perturbations import DisturbedSet, perturbation_names
+from ziggurat.evaluate.perturbations import PerturbedSet, perturbation_names
 from ziggurat.evaluate.scores import SegmentMetric, evaluate, sacrebleu_metric
 from ziggurat.evaluate.significance import RESAMPLINGS, Effect, holm, p_values
 from ziggurat.inspect.report.page import (
@@ -161,11 +161,11 @@ class EvaluateStep(Step):
             if len(sources) != len(references) or not sources:
                 raise ConfigError(f"test set {name}: {len(sources):,} lines of source, {len(references):,} of target")
         (sources, references), most = tests[self._names[0]], self._how.perturb_lines
-        disturbed = None
+        perturbed = None
         if self._how.perturb:
             names = perturbation_names(self._how.perturb, "evaluation.perturb")
-            disturbed = DisturbedSet(names, sources[:most], [references[:most]], self._context.languages)
-        found = [self._outputs(folder, system, tests, disturbed) for system in systems]
+            perturbed = PerturbedSet(names, sources[:most], [references[:most]], self._context.languages)
+        found = [self._outputs(folder, system, tests, perturbed) for system in systems]
         scores: dict[str, dict[str, list[dict[str, Any]]]] = {}
         for name, (sources, references) in tests.items():
             for system, record in zip(systems, found, strict=True):
@@ -187,9 +187,9 @@ class EvaluateStep(Step):
                 for system, p in zip(systems, found_p, strict=True):
                     scores[name][system.name][place]["p"] = p
         origins = [[system.name, record["origin"]] for system, record in zip(systems, found, strict=True)]
-        if disturbed is not None:
+        if perturbed is not None:
             (sources, references), language = tests[self._names[0]], self._context.languages[1]
-            self._judge(folder, disturbed, origins, found, TestSet([references[:most]], sources[:most], language))
+            self._judge(folder, perturbed, origins, found, TestSet([references[:most]], sources[:most], language))
         write_document(folder / "scores.json", {"systems": origins, "tests": scores})
 
     def _outputs(
@@ -197,7 +197,7 @@ class EvaluateStep(Step):
         folder: Path,
         system: _System,
         tests: dict[str, tuple[list[str], ...]],
-        disturbed: DisturbedSet | None,
+        perturbed: PerturbedSet | None,
     ) -> dict[str, Any]:
         """Return a system's translations of all texts, made now or by an interrupted call."""
         file, speed = folder / "systems" / f"{system.name}.json", folder / _speed_file(system)
@@ -210,8 +210,8 @@ class EvaluateStep(Step):
             if known is None:
                 for name, (sources, _) in tests.items():
                     record["tests"][name] = _translated(translator, sources)
-                if disturbed is not None:
-                    record["disturbed"] = _translated(translator, disturbed.texts)
+                if perturbed is not None:
+                    record["disturbed"] = _translated(translator, perturbed.texts)
             if not timed:
                 sources = next(iter(tests.values()))[0][: self._how.speed_lines]
                 speed.parent.mkdir(exist_ok=True)
@@ -261,15 +261,15 @@ class EvaluateStep(Step):
     def _judge(
         self,
         folder: Path,
-        disturbed: DisturbedSet,
+        perturbed: PerturbedSet,
         origins: list[list[str]],
         found: list[dict[str, Any]],
         scoring: TestSet,
     ) -> None:
         """Write the costs of the perturbations as a document and as a page."""
-        outputs = [disturbed.outputs(record["disturbed"]) for record in found]
+        outputs = [perturbed.outputs(record["disturbed"]) for record in found]
         systems = [(name, origin) for name, origin in origins]
-        results = disturbed.judged(systems, outputs, self._how.metrics, scoring)
+        results = perturbed.judged(systems, outputs, self._how.metrics, scoring)
         if results.left_out:
             few = f"none of the first {results.sentences:,} lines of the first test set"
             notice = f"evaluation.perturb: left out, since they change {few}: {', '.join(results.left_out)}"

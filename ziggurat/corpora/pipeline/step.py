@@ -476,7 +476,7 @@ class StepStatus:
 
 def _rest(cost: Expected, done: StepProgress | None, spent: float) -> Expected:
     if done is None or not done.share:
-        said = f"for the whole step, on which {duration(spent)} were already spent"
+        said = f"for the whole step; {duration(spent)} have already been spent on it"
         return replace(cost, said=f"{cost.said}; {said}" if cost.said else said)
     rest, said = 1 - done.share, f"{done.said} are done"
     spent = spent if done.seconds is None else done.seconds

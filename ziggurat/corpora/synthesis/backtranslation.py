@@ -95,7 +95,7 @@ class SynthesisJob:
 
 @dataclass(frozen=True, kw_only=True)
 class BackTranslationJob(SynthesisJob):
-    """One call of the verb; the models are the reverse model or an ensemble, `forward` the teacher."""
+    """One run of `ziggurat backtranslate`; the models are the reverse model or an ensemble, `forward` the teacher."""
 
     inputs: tuple[str, ...]
     """Paths or globs of monolingual text."""
@@ -128,7 +128,7 @@ class BackTranslationJob(SynthesisJob):
         if self.decoding.get("n_best", 1) != 1:
             raise ConfigError(
                 "`n_best`: backtranslate writes one translation for each line; leave it out, or let references choose "
-                "among candidates, by `--reference FILE --n-best N`"
+                "among candidates, with `--reference FILE --n-best N`"
             )
         if clash := {"search", "seed"} & self.decoding.keys():
             raise ConfigError(f"`{min(clash)}`: give `--method` and `--seed` instead")
@@ -217,7 +217,7 @@ def add_noise(text: str, *, seed: int, line: int) -> str:
     The order is that of Edunov et al. (2018, section 3). Each word is dropped with probability _DROP, but never all of
     them, and each remaining word is replaced with FILLER with probability _REPLACE. Then the words are sorted by
     i + u_i, where i is a word's position and u_i is uniform in [0, _REACH + 1), so no word moves by more than _REACH
-    positions (Lample et al. 2018, section 2.3). Blanks separate words. A text of one word is unchanged.
+    positions (Lample et al. 2018, section 2.3). Spaces separate words. A text of one word is unchanged.
     """
     words = text.split(" ")
     if len(words) < 2:

@@ -32,7 +32,7 @@ Scorers = Mapping[tuple[str, str], PairScorer]
 """Codes of source and target language -> pair score, for each direction that is filtered by it."""
 
 _EXAMPLES = 5
-_EXAMPLE_CHARACTERS = 300  # most characters of a side of an example
+_EXAMPLE_CHARACTERS = 300  # maximum number of characters of a side of an example
 
 
 class Examples:

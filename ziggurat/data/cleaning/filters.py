@@ -47,7 +47,7 @@ def too_long(source: Sequence[str], target: Sequence[str], *, limit: int) -> Mas
 
 
 def too_many_words(source: Sequence[str], target: Sequence[str], *, limit: int) -> Mask:
-    """Either side has more than `limit` words; in scripts without blanks, characters worth as many."""
+    """Either side has more than `limit` words; in scripts without spaces, characters worth as many."""
     return np.maximum(word_counts(source), word_counts(target)) > limit
 
 
@@ -58,8 +58,8 @@ def length_ratio(source: Sequence[str], target: Sequence[str], *, limit: float) 
     """The longer side is more than `limit` times as long as the shorter.
 
     Lengths are in words separated by white space, or in characters if a side has only one word; if it has two, both
-    ratios must be too large. If either side has text in a script without blanks, lengths are in visible characters,
-    weighted by the meaning they carry (ziggurat.data.lines), so that blanks inserted into such text do not matter.
+    ratios must be too large. If either side has text in a script without spaces, lengths are in visible characters,
+    weighted by the meaning they carry (ziggurat.data.lines), so that spaces inserted into such text do not matter.
     """
     sides = source, target
     lengths = [_lengths((len(text.split()) for text in side), len(side)) for side in sides]

@@ -70,7 +70,7 @@ def _found(equal: float) -> float:
 def sketches(sources: Sequence[str], targets: Sequence[str], rows: int) -> Keys:
     """Return the bands of each pair, uint64 [pairs, BANDS], which are all 0 for a pair without letters.
 
-    Case, digits, punctuation and blanks do not count. `rows`: see `rows_for`.
+    Case, digits, punctuation and spaces do not count. `rows`: see `rows_for`.
     """
     if not sources:
         return np.zeros((0, BANDS), np.uint64)

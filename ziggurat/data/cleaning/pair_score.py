@@ -240,14 +240,14 @@ def vocabulary(counts: Mapping[str, int]) -> dict[str, int]:
 
 LEAST_PAIRS = 100
 """LEAST_PAIRS is the fewest pairs that a score can be learned from."""
-_MOST_WORDS = 250  # most words of a side used for training and scoring; the rest of a longer one is ignored
+_MOST_WORDS = 250  # maximum number of words of a side that are used; the rest of a longer one is ignored
 _PART = 2000  # pairs that are split into words at a time
 _CELLS = 1 << 20
 """Approximate limit on pairs of words, one from either side, compared at a time; each takes about 60 bytes."""
 _TAUGHT = 100_000  # pairs that the regression sees
 _SEED = 20_24  # any number: the score must only be the same every time
 _RIDGE = 1e-2
-_ROUNDS = 25  # most rounds of Newton's method
+_ROUNDS = 25  # maximum number of rounds of Newton's method
 _FORMAT = "ziggurat-pair-score-1"
 _SIDES = ("source", "target")
 _CREDIBLE = 0.5  # score at which a pair of the corpus is an example of a right pair
@@ -399,7 +399,7 @@ def wrong_pairs(sources: Sequence[str], targets: Sequence[str], odd: NDArray[np.
         if kind < 2:
             pair[1] = targets[(near, others)[kind][number]]
         elif kind < 4:
-            text = pair[side].strip()  # otherwise only white space may be left; below: characters without blanks
+            text = pair[side].strip()  # otherwise only white space may be left; below: characters without spaces
             blank, words = (" ", text.split()) if " " in text else ("", [*text])
             left = _cut(words, generator) if kind == 2 else [words[n] for n in generator.permutation(len(words))]
             pair[side] = blank.join(left)

@@ -421,7 +421,7 @@ def _translate_all(
     try:
         chosen = sentences()
     except DataError as error:
-        way = f"{error}. Or name a test set by `--source` and `--reference`."
+        way = f"{error}. Or name a test set with `--source` and `--reference`."
         return None, [Missing(run.colour, "translations", way) for run in runs]
     found: list[Translated | None] = []
     failed, which = [], common_weights([run.folder for run in runs])

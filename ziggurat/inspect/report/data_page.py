@@ -373,7 +373,7 @@ def _all_facts(
 
 
 def _largest(entries: Sequence[Mapping[str, Any]], most: int) -> list[int]:
-    """Return the numbers of the corpora with the most pairs in the store, largest first."""
+    """Return the indices of the corpora with the most pairs in the store, largest first."""
     return sorted(range(len(entries)), key=lambda number: -entries[number]["kept"])[:most]
 
 
@@ -422,7 +422,7 @@ def data_record(content: DataContent) -> dict[str, Any]:
 
 _WIDEST = 14.0
 """_WIDEST is the width (rem) of the longest bar."""
-_LISTED = 5  # most scripts and languages shown per side
+_LISTED = 5  # maximum number of scripts and languages shown per side
 
 REASONS = {
     "empty": "a side with no text",
@@ -433,7 +433,7 @@ REASONS = {
     "length_ratio": "sides whose lengths differ too much",
     "identical": "the same text on both sides",
     "control_characters": "control characters",
-    "markup": "tags of HTML",
+    "markup": "HTML tags",
     "wrong_script": "letters of another script",
     "urls": "different web addresses on the two sides",
     "emails": "different e-mail addresses on the two sides",

@@ -267,7 +267,7 @@ def _draw_heat(axes: Axes, heat: Heat) -> None:
         vmax=heat.high,
         origin="lower",
         aspect="auto",
-        interpolation="none",  # one pixel per cell, which a page scales
+        interpolation="none",  # one pixel per cell; the page scales the image up
     )
     for axis, labels in ((axes.xaxis, heat.columns), (axes.yaxis, heat.rows)):
         step = max(1, math.ceil(len(labels) / 7))
@@ -403,7 +403,7 @@ def _attribute(key: str, value: str, name: str) -> str:
 
 _SCALE = 0.72  # a panel is 245 points wide, a column of a two-column paper, and its text has 8 points
 _DOTS_PER_INCH = 300
-_ACROSS = 3  # most panels in a row
+_ACROSS = 3  # maximum number of panels in a row
 
 FORMATS: dict[str, tuple[type[Any], dict[str, None]]] = {
     "png": (FigureCanvasAgg, {}),

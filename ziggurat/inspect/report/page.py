@@ -125,7 +125,7 @@ def _dev_set(run: ReportRun) -> list[list[str]]:
 
 
 def _vocabularies_agree(runs: Sequence[ReportRun]) -> bool:
-    """Return True if all runs split a dev set into the same target tokens, over which losses are means.
+    """Return True if all runs split a dev set into the same target tokens, so that mean losses are comparable.
 
     Settings do not show this: the same ones give different vocabularies on other training corpora.
     """
@@ -310,7 +310,7 @@ class PipelineSummary:
         speed: speed of the systems; empty if it was not measured.
         effects: effects of perturbations (ziggurat.evaluate.significance.Effect).
         disturbed_lines: number of lines of the first test set, from its start, that were perturbed.
-        cases: perturbation -> number of cases of these lines that it changes.
+        cases: perturbation -> number of cases among these lines that it changes.
         exports: target -> how it was verified.
         environment: versions and machine.
         notices: suspicious findings, such as sentences of a test set in training text.
@@ -469,7 +469,7 @@ def _sentence(results: Robustness, system: str) -> str:
     metric = results.metrics[0]
     own = [e for e in results.effects if e.system == system and e.metric == metric]
     if not own:
-        return f"{system}: no disturbance changes a line."
+        return f"{system}: no perturbation changes a line."
     tested = [(effect, effect.p_adjusted) for effect in own if effect.p_adjusted is not None]
     harmful = sorted((e for e, p in tested if _worse(results, e) and p < 0.05), key=lambda e: -abs(e.difference))
     untested = ", ".join(effect.perturbation for effect in own if effect.p_adjusted is None)
@@ -477,6 +477,6 @@ def _sentence(results: Robustness, system: str) -> str:
     if not tested:
         return f"{system}:{rest.lower()}"
     if not harmful:
-        return f"{system}: no disturbance changes {metric} significantly for the worse.{rest}"
+        return f"{system}: no perturbation changes {metric} significantly for the worse.{rest}"
     listed = ", ".join(f"{effect.perturbation} ({effect.difference:+.1f})" for effect in harmful)
     return f"{system}: significantly worse {metric} with {listed}.{rest}"

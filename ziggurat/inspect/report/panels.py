@@ -16,7 +16,7 @@ from ziggurat.train.records import Record
 STACKS = {"encoder": "encoder", "decoder": "decoder"}
 """STACKS maps stacks to the titles of their panels."""
 
-_POINTS = 400  # most points of a line, since more would be invisible and make the page large
+_POINTS = 400  # maximum number of points of a line, since more would be invisible and make the page large
 
 
 def finite(values: Iterable[Any]) -> Row:
@@ -152,7 +152,7 @@ class RecordMap(NamedTuple):
 
 
 def square(rows: Sequence[Sequence[float | None]]) -> tuple[Row, ...]:
-    """Return rows padded with blanks to the length of the longest."""
+    """Return rows padded with None to the length of the longest."""
     width = max((len(row) for row in rows), default=0)
     return tuple(finite(row) + (None,) * (width - len(row)) for row in rows)
 
@@ -268,8 +268,8 @@ def gradient_ratio(runs: Sequence[ReportRun]) -> Figure | None:
     """Return r_t over training (Bapna et al. 2018, figures 1 to 3)."""
     caption = (
         "r_t: norm of the loss's gradient at the output of the first layer over that at the output of the last. In a "
-        "healthy stack it rises early and then falls; flat and small, the lower layers get no gradient. As figures 1 "
-        "to 3 of Bapna et al. 2018, which have the encoder."
+        "healthy stack it rises early and then falls; if it stays low and flat, the lower layers get no gradient. "
+        "Compare figures 1 to 3 of Bapna et al. 2018, which show the encoder."
     )
     panels: list[Panel] = []
     for stack, title in STACKS.items():

@@ -44,10 +44,10 @@ from ziggurat.translate.results import TranslationWarning, translate_tagged
 from ziggurat.translate.translator import load_translator
 
 MAX_DRAWN = 8
-"""MAX_DRAWN is the most runs with individual curves in a report, limited by the number of distinguishable colours."""
+"""MAX_DRAWN is the maximum number of runs with individual curves in a report, as colours must be distinguishable."""
 MAX_RUNS = 200
-"""MAX_RUNS is the most runs in one report. With more than MAX_DRAWN, it has only the figure against depth, with a line
-per method."""
+"""MAX_RUNS is the maximum number of runs in one report. With more than MAX_DRAWN, it has only the figure against depth,
+with a line per method."""
 
 _METRICS = "metrics.jsonl"
 _LOG = "log.txt"
@@ -334,7 +334,7 @@ def _kept(path: Path, key: dict[str, Any], count: int) -> Translated | None:
 
 
 _PER_GROUP = 3
-# A character with its combining marks, but foreign words and numbers whole; blanks separately.
+# A character with its combining marks, but foreign words and numbers whole; spaces separately.
 _CHARACTERS = regex.compile(r"\s+|[\p{Latin}\p{N}]+|\X")
 
 
@@ -346,8 +346,8 @@ class Output:
         run: number of the run in the report.
         score: chrF of the sentence, 0 to 100.
         words: the words, each with True if the reference has it; the k-th occurrence needs a k-th one there. In a
-            script without blanks, stretches of characters.
-        between: the separator of words: a blank, or nothing in a script without blanks.
+            script without spaces, stretches of characters.
+        between: the separator of words: a space, or nothing in a script without spaces.
     """
 
     run: int

@@ -1,9 +1,9 @@
 """Alignment of characters from alignment of pieces: which stretch of the source became which of the target.
 
-A Translation has pieces and, per target piece, weights of the source pieces, while markup and placeholders need
-characters. The pieces are located in the original text, whatever the tokenizer: SentencePiece (blanks as U+2581,
-characters as bytes) or subword-nmt (`@@`). If they cannot be located, the translation has no links, and the code that
-needs them falls back.
+A Translation aligns pieces, by weights of the source pieces for each target piece; placing markup and placeholders
+takes character positions. The pieces are located in the original text, whatever the tokenizer: SentencePiece (spaces as
+U+2581, characters as bytes) or subword-nmt (`@@`). If they cannot be located, the translation has no links, and the
+code that needs them falls back.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _pairs(alignment: Alignment, is_text: Sequence[bool]) -> list[tuple[int, int
 def piece_spans(text: str, pieces: Sequence[str]) -> list[tuple[int, int]] | None:
     """Return the characters of `text` that each piece stands for, or None if the pieces do not match the text.
 
-    A piece without letters (a blank) has an empty span. Blanks, letter case and Unicode's compatibility forms may
+    A piece without letters (a space) has an empty span. Spaces, letter case and Unicode's compatibility forms may
     differ, since tokenizers change them. An unknown piece stands for the text between its neighbours.
     """
     # (1) The text's letters, each with the character it comes from, since normalisation expands some. Characters are
@@ -111,7 +111,7 @@ def piece_spans(text: str, pieces: Sequence[str]) -> list[tuple[int, int]] | Non
 def _surfaces(pieces: Sequence[str]) -> list[str | None]:
     """Return the folded letters of each piece; None for an unknown one."""
     surfaces: list[str | None] = []
-    # subword-nmt marks the ends of pieces; where SentencePiece's blank occurs, `@@` is text.
+    # subword-nmt marks the ends of pieces; where SentencePiece's space symbol occurs, `@@` is text.
     joined_by_marks = not any(_BLANK in piece for piece in pieces)
     place = 0
     while place < len(pieces):
@@ -147,6 +147,6 @@ def _of_bytes(pieces: Sequence[str]) -> list[str | None]:
 
 
 def _folded(text: str) -> str:
-    """Return `text` without blanks, letter case and compatibility forms."""
+    """Return `text` without spaces, letter case and compatibility forms."""
     apart = "".join(unicodedata.normalize("NFKD", character) for character in text)
     return "".join(unicodedata.normalize("NFKD", letter) for letter in "".join(apart.split()).casefold())

@@ -21,7 +21,7 @@ from ziggurat.system.errors import printable
 
 
 def names_in(text: str) -> frozenset[str]:
-    """Return the names in a text, which are separated by blanks."""
+    """Return the names in a text, which are separated by spaces."""
     return frozenset(text.split())
 
 
@@ -34,13 +34,13 @@ class MarkupRules:
         void: elements without an end tag.
         copied: elements that are copied unchanged.
         blank: void elements that divide words, and a sentence unless it clearly continues after them.
-        spaces: void elements that stand for blanks.
+        spaces: void elements that stand for spaces.
         points: elements inside sentences that are copied unchanged and not read as part of them.
         seen: points, or void elements, that readers see; the text on the two sides of one is two words.
         nested: like points, but containing paragraphs that are translated separately, such as footnotes.
         attributes: attributes whose text is translated; none: attributes are kept.
         xml: whether text must be well-formed XML.
-        collapses: whether several line ends count as one blank, as in pages, and never end a sentence.
+        collapses: whether several line ends count as one space, as in pages, and never end a sentence.
         languages: language codes of the source and the translation. Tags that state the former get the latter; elements
             in any other language stay unchanged.
         escape: the format's own escaping of text, applied before that of markup.

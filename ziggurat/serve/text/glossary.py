@@ -132,7 +132,7 @@ class Tally:
 
 
 def with_terms(unit: Unit, found: Sequence[Found], options: Options, notices: Counter[str]) -> SentenceRequests[Target]:
-    """Return the work of translating a sentence with these hard terms; `found` is in order.
+    """Yield the texts of a sentence to translate; return the translation with these hard terms. `found` is in order.
 
     Terms that overlap an item of the unit (an address, a copied element) are left unchanged.
     """

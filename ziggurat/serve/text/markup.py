@@ -169,7 +169,7 @@ def slots(template: Template) -> Iterator[MarkupSlot]:
 
 
 def written(template: Template, options: Options, notices: Counter[str]) -> SentenceRequests[str]:
-    """Return the work of translating the paragraphs of a template; its result is the document."""
+    """Yield the texts of a template's paragraphs to translate; return the finished document."""
     places = list(slots(template))
     done = yield from paragraphs([slot.text for slot in places], options, notices)
     pieces = {id(slot): said for slot, said in zip(places, done, strict=True)}
@@ -196,7 +196,7 @@ def _text_of(template: Template, pieces: Mapping[int, list[Piece]]) -> str:
 
 
 _LONGEST_COPY = 100
-"""_LONGEST_COPY is the most characters of a copied element whose text the model sees; more would disturb it."""
+"""_LONGEST_COPY is the maximum length of a copied element whose text the model sees; more would confuse the model."""
 
 # Copied elements whose text is hidden from the reader or does not belong to the sentence.
 _UNREAD = names_in("iframe math metadata noembed noframes rp rt rtc script style") | HTML.nested
@@ -204,7 +204,7 @@ _MOST_NESTED = 8
 """_MOST_NESTED is how deeply paragraphs of HTML may be nested; deeper ones divide those around them."""
 _IN_WORDS = names_in("sub sup ruby rb wbr tt bdi bdo text:ruby text:ruby-base")  # elements inside words
 _STYLES = names_in("b i em u s font big small strike strong ins del g pc text:span")
-_BESIDE = regex.compile(r"[^\s(\[{«“‘„¿¡/\-][^\s\p{P}]")  # no blank in between, and no sign after which none is needed
+_BESIDE = regex.compile(r"[^\s(\[{«“‘„¿¡/\-][^\s\p{P}]")  # no space in between, where one is needed
 _CODE, _RUBY = names_in("code kbd samp var"), names_in("ruby rb")
 _DIVIDING = names_in("pre textarea xmp plaintext")  # copied elements that stand between sentences
 _GAP = regex.compile(r"\s{2,}+")
@@ -212,12 +212,12 @@ _QUOTED_EXPRESSION = regex.compile(r"\{\s*+[\"'`<]")
 
 
 def html(text: str, options: Options, rules: MarkupRules = HTML) -> SentenceRequests[Result[str]]:
-    """Return the work of translating HTML, a document or a fragment; nothing is added around it."""
+    """Yield the texts of HTML, a document or a fragment, to translate; return it with nothing added around it."""
     return (yield from page(list(html_tokens(text)), options, rules))
 
 
 def page(tokens: Sequence[Token], options: Options, rules: MarkupRules) -> SentenceRequests[Result[str]]:
-    """Return the work of translating the tokens of a page, or of a part of one, in HTML or XHTML."""
+    """Yield the texts of a page, or of a part of one, in HTML or XHTML, to translate; return the finished page."""
     notices = TextNotices()
     if turns(rules.languages) and not any(token.name == "html" for token in tokens):
         notices["direction"] += 1
@@ -226,9 +226,10 @@ def page(tokens: Sequence[Token], options: Options, rules: MarkupRules) -> Sente
 
 
 def xml(text: str, options: Options, rules: MarkupRules) -> SentenceRequests[Result[str]]:
-    """Return the work of translating XML, a document or a fragment with several elements or with text next to them.
+    """Yield the texts of XML to translate; return the finished XML.
 
-    Raises DataError, when the work starts, if it is not well-formed.
+    It is a document, or a fragment with several elements or with text next to them.
+    Raises DataError, when it starts, if it is not well-formed.
     """
     notices = TextNotices()
     said = yield from written(markup_template(xml_tokens(text), rules), options, notices)
@@ -450,7 +451,7 @@ def with_attributes(token: Token, names: Set[str], *, xml: bool, escape: Callabl
             form = MarkupForm(found[group], Spellings(), xml, quote, escape)
             form.spellings.add(text, found[group])
             slot = MarkupSlot(SpannedText(text), form)
-            # A value without quotes gets them only if it changes, since a translation may have blanks.
+            # A value without quotes gets them only if it changes, since a translation may have spaces.
             value = TemplateGroup([quote, slot, quote], source=[slot]) if group == 4 else slot
             template += [token.raw[begin : found.start(group)], value]
             begin = found.end(group)

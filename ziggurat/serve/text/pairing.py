@@ -61,7 +61,7 @@ def marked(pieces: Sequence[Piece]) -> list[SpannedText | Open | Close]:
     return paragraphs
 
 
-_BESIDE = regex.compile(r"[^\s(\[{«“‘„¿¡/-]")  # a sign that a blank may follow
+_BESIDE = regex.compile(r"[^\s(\[{«“‘„¿¡/-]")  # a character that a space may follow
 
 
 def _following(pieces: Sequence[Piece], partners: set[int]) -> list[str]:

@@ -41,11 +41,11 @@ from ziggurat.translate.results import UNSPACED_SCRIPTS, join_parts
 
 Value = TypeVar("Value")
 
-# A tab divides text like a line end: columns do not form a sentence, and the model would write a blank.
+# A tab divides text like a line end: columns do not form a sentence, and the model would write a space.
 _LINE_ENDS = regex.compile(r"(\r\n|[\t\n\r\x0b\x0c\x85\u2028\u2029])")
 
-# Soft hyphens, joiners of words and byte order marks, and blanks without width unless they divide the words of a script
-# without other blanks.
+# Soft hyphens, joiners of words and byte order marks, and zero-width spaces unless they divide the words of a script
+# without other spaces.
 _HIDDEN = regex.compile(rf"[\u00ad\u2060\ufeff]|(?<![{UNSPACED_SCRIPTS}])\u200b(?![{UNSPACED_SCRIPTS}])")
 
 
@@ -72,7 +72,7 @@ class AlignedText:
 
 
 def plain_text(text: str, options: Options) -> SentenceRequests[Result[str]]:
-    """Return the work of translating plain text.
+    """Yield the sentences of plain text to translate; return the translated text.
 
     Each line is a paragraph, as is each part of it between tabs; white space between sentences is preserved.
     """
@@ -81,7 +81,7 @@ def plain_text(text: str, options: Options) -> SentenceRequests[Result[str]]:
 
 
 def aligned_text(text: str, options: Options, *, lines: bool = True) -> SentenceRequests[Result[AlignedText]]:
-    """Return the work of `plain_text` with sentences and links; without `lines` the text is a single paragraph."""
+    """Do the same as `plain_text`, and return sentences and links; without `lines` the text is a single paragraph."""
     notices = TextNotices()
     parts = _LINE_ENDS.split(text) if lines else [text]
     written = [bool(part.strip()) for part in parts]  # False for line ends
@@ -121,7 +121,7 @@ def _line(
 def paragraphs(
     texts: Sequence[SpannedText], options: Options, notices: Counter[str]
 ) -> SentenceRequests[list[list[Piece]]]:
-    """Return the work of translating paragraphs; its result is the pieces of each. Notices are counted in `notices`."""
+    """Yield the sentences of paragraphs to translate; return the pieces of each. Notices are counted in `notices`."""
     written = [bool(text.text.strip()) for text in texts]
     whole = [text for text, has_text in zip(texts, written, strict=True) if has_text]
     _admit([text.text for text in whole], options)
@@ -206,7 +206,7 @@ def _translated(
     options: Options,
     notices: Counter[str],
 ) -> SentenceRequests[tuple[Target, list[SentencePair]]]:
-    """Return the work of translating the sentences of a paragraph and joining them with the original white space."""
+    """Yield the texts of a paragraph to translate; return them joined with the original white space."""
     if len(units) == 1:  # the usual case, without the bookkeeping of `together`
         targets = [(yield from _sentence(units[0], options, notices))]
     else:
@@ -215,7 +215,7 @@ def _translated(
     begin = 0
     for (start, end), target in zip(spans, targets, strict=True):
         gap = text.text[begin:start]
-        # Scripts without blanks need none between sentences, but a translation into another script does.
+        # Scripts without spaces need none between sentences, but a translation into another script does.
         if said and not gap and len(join_parts([said[-1:], target.text[:1]])) > 2:
             gap = " " if join_parts([text.text[begin - 1], text.text[start]]).count(" ") == 0 else ""
         said += gap
@@ -230,7 +230,7 @@ def _translated(
 
 
 def _sentence(unit: Unit, options: Options, notices: Counter[str]) -> SentenceRequests[Target]:
-    """Return the work of translating a sentence without its hidden characters, which stay if nothing changes."""
+    """Yield the texts of a sentence without hidden characters; return its translation, or itself if nothing changes."""
     if not _HIDDEN.search(unit.text):
         return (yield from _with_terms(unit, options, notices))
     kept = _visible(unit)
@@ -258,7 +258,7 @@ def _visible(unit: Unit) -> list[int]:
 
 
 def _with_terms(unit: Unit, options: Options, notices: Counter[str]) -> SentenceRequests[Target]:
-    """Return the work of translating a sentence, with the glossary if there is one."""
+    """Yield the texts of a sentence to translate; return the translation, with the glossary if there is one."""
     if options.terms is None:
         return (yield from sentence(unit, options, notices))
     found = options.terms.found(unit.text)
@@ -276,7 +276,7 @@ def _moved(link: Link, source: int, target: int) -> Link:
 
 
 def _by_slices(text: SpannedText, options: Options, notices: Counter[str]) -> SentenceRequests[list[Piece]]:
-    """Return the work of translating the text between any two marks separately; marks keep their order."""
+    """Yield the text between any two marks separately; return all translated, with the marks in their order."""
     order = original_pieces(text)
     slices = [SpannedText(piece) for piece in order if isinstance(piece, str)]
     said = iter((yield from together([_paragraph(one, options, notices) for one in slices])))

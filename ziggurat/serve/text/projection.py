@@ -46,9 +46,9 @@ class EmptyElement:
 
     Attributes:
         raw: data with which the reader's format writes it.
-        blank: the text that it stands for: a blank if it divides words, as a line end does; otherwise empty.
+        blank: the text that it stands for: a space if it divides words, as a line end does; otherwise empty.
         is_seen: whether readers see something there, such as an image. The text on its two sides is two words, and it
-            stands for a blank if there is none.
+            stands for a space if there is none.
     """
 
     raw: Any
@@ -113,7 +113,7 @@ def steps(source: SpannedText, target: str) -> int:
 def project(source: SpannedText, target: Target) -> list[Piece]:
     """Return the translation with the marks of `source`: every mark once, with the same nesting.
 
-    The pieces' text is the target's, except that a point that stands for a blank replaces one.
+    The pieces' text is the target's, except that a point that stands for a space replaces one.
 
     Raises MisplacedError.
     """
@@ -244,7 +244,7 @@ class _Projection:
             first, last = self._bounds(mark)
             taken = self.breaks if _is_break(mark) else set()
             open_to_it = [place for place in allowed[at_least:] if first <= place <= last and place not in taken]
-            if _is_break(mark):  # not inside `"word"`, whose signs are separate units
+            if _is_break(mark):  # not inside `"word"`, whose quotation marks are separate units
                 open_to_it = list(filter(self._is_gap, open_to_it)) or open_to_it
             boundary = best_boundary(self.centres, mark.start - 0.25, open_to_it or allowed[at_least:], low, high)
             if _is_break(mark):
@@ -384,13 +384,13 @@ class _Projection:
         return mark.start == mark.end and beside[0].isspace() and beside[1].isspace()
 
     def _write_point(self, mark: Mark, boundary: int) -> None:
-        """Write a mark without text between two blanks; the translation may have one, or none next to a sign."""
+        """Write a mark without text between two spaces; the translation may have one, or none next to punctuation."""
         text = self.target.text
         self._copy_to(self._place(mark.start, boundary))
         before, after = text[max(self.cursor - 1, 0) : self.cursor], text[self.cursor : self.cursor + 1]
         if SPACED.match(before) and not SPACED.match(after):
             self._add(" ")
-        self.in_point = True  # its content has no blanks
+        self.in_point = True  # its content has no spaces
         self._write_mark(mark, boundary, boundary)
         self.in_point = False
         self.is_blank_owed = not after.isspace() and bool(before.isspace() or (not before and SPACED.match(after)))

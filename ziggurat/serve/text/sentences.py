@@ -116,7 +116,7 @@ def together(works: Sequence[SentenceRequests[Value]]) -> SentenceRequests[list[
             begin += len(sentences)
 
 
-# A letter of a script without blanks; a word, including joiners of its parts; any other sign.
+# A letter of a script without spaces; a word, including joiners of its parts; any other character.
 _UNIT = regex.compile(
     rf"[{UNSPACED_SCRIPTS}]\p{{M}}*|(?:(?![{UNSPACED_SCRIPTS}])[\p{{L}}\p{{M}}\p{{N}}_])+"
     rf"(?:['’·\-](?:(?![{UNSPACED_SCRIPTS}])[\p{{L}}\p{{M}}\p{{N}}_])+)*|\S"
@@ -141,7 +141,7 @@ class Target:
 
 
 def units(text: str, fixed: Sequence[tuple[int, int]] = ()) -> list[tuple[int, int]]:
-    """Return the words and signs of a text as spans; those in `fixed` (in order) are not split."""
+    """Return the spans of a text's words and other characters; those in `fixed` (in order) are not split."""
     spans, begin = [], 0
     for start, end in fixed:
         spans += [found.span() for found in _UNIT.finditer(text, begin, start)]
@@ -194,7 +194,7 @@ _CLOSES = regex.compile(r"[.,;:!?…)\]}»”’。，；：！？、）」』]"
 _OPENS = regex.compile(r"[(\[{«“‘（「『]")
 _TOUCHES = regex.compile(r"[\p{L}\p{N}]")
 SPACED = regex.compile(rf"(?![{UNSPACED_SCRIPTS}])[\p{{L}}\p{{N}}]")
-"""SPACED matches a letter or digit of a script with blanks between words."""
+"""SPACED matches a letter or digit of a script with spaces between words."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class Unit:
 
 
 def sentence(unit: Unit, options: Options, notices: Counter[str]) -> SentenceRequests[Target]:
-    """Return the work of translating a sentence."""
+    """Yield the texts of a sentence to translate; return the finished translation."""
     if kept := sum(BRANCHES.match(unit.text, item.start, item.end) is not None for item in unit.items):
         notices["not_parsed"] += kept  # a message in a format that is not parsed
     if not has_words(unit.text, unit.items):
@@ -269,7 +269,7 @@ def unchanged(unit: Unit) -> Target:
 
 
 _NOTHING = regex.compile(r"[\s\p{DI}\p{Cc}]*+")
-"""_NOTHING matches text that readers cannot see: blanks, zero-width signs, controls."""
+"""_NOTHING matches text that readers cannot see: white space, zero-width characters, controls."""
 
 
 def _answered(asked: str, answer: SentenceTranslation, notices: Counter[str]) -> SentenceTranslation:
@@ -375,7 +375,7 @@ def _cut_out(unit: Unit, options: Options, notices: Counter[str]) -> SentenceReq
 def _without(unit: Unit) -> tuple[str, list[int]]:
     """Return the text without its items, and for each of its characters the index in the whole text.
 
-    An item between two words without blanks (`one%stwo`) leaves a blank.
+    An item between two words without spaces (`one%stwo`) leaves a space.
     """
     kept, blanks, begin = list[int](), set[int](), 0
     for item in [*unit.items, Item(len(unit.text), len(unit.text))]:
@@ -383,7 +383,7 @@ def _without(unit: Unit) -> tuple[str, list[int]]:
         if kept and stretch and _divides(unit.text, kept[-1] + 1, begin):
             blanks.add(begin - 1)
             kept.append(begin - 1)
-        # One of the two blanks around an item is removed with it.
+        # One of the two spaces around an item is removed with it.
         if kept and stretch and unit.text[kept[-1]].isspace() and begin:
             if unit.text[stretch[0]].isspace():
                 stretch = stretch[1:]
@@ -399,7 +399,7 @@ def _without(unit: Unit) -> tuple[str, list[int]]:
 
 
 def _divides(text: str, start: int, end: int) -> bool:
-    """Return whether removing the range from `start` to `end` would join two words, with no blank on either side."""
+    """Return whether removing the range from `start` to `end` would join two words, with no space on either side."""
     return start < end and bool(SPACED.match(text[start - 1 : start]) and SPACED.match(text[end : end + 1]))
 
 
@@ -430,7 +430,7 @@ def _put_back(unit: Unit, target: Target) -> Target:
         end = words[lowest - 1][1] if lowest else 0
         text += target.text[begin:end]
         begin = max(begin, end)
-        # The white space around the items is as in the source; a single blank of the translation is kept before them.
+        # The white space around the items is as in the source; a single space of the translation is kept before them.
         if text and not text[-1].isspace() and _blank_before(unit.text, start, text[-1]):
             text += " "
             if target.text[begin : begin + 1].isspace():
@@ -439,7 +439,7 @@ def _put_back(unit: Unit, target: Target) -> Target:
         fixed += [Link(item.start, item.end, item.start + shift, item.end + shift) for item in run]
         text += unit.text[start:stop]
         if _divides(unit.text, start, stop) and target.text[begin : begin + 1].isspace():
-            begin += 1  # the blank that stood for them
+            begin += 1  # the space that stood for them
         if (rest := target.text[begin:]) and not rest[0].isspace() and _blank_after(unit.text, stop, rest[0]):
             text += " "
         shifts.append((begin, len(text) - begin))
@@ -452,13 +452,13 @@ def _put_back(unit: Unit, target: Target) -> Target:
 
 
 def _blank_before(source: str, at: int, last: str) -> bool:
-    """Return whether a blank belongs between `last` and an item that is at `at` in the source."""
+    """Return whether a space belongs between `last` and an item that is at `at` in the source."""
     beside = source[at - 1] if at else " "
     return (beside.isspace() and not _OPENS.match(last)) or bool(_TOUCHES.match(last) and not _TOUCHES.match(beside))
 
 
 def _blank_after(source: str, at: int, first: str) -> bool:
-    """Return whether a blank belongs between an item that ends at `at` in the source and `first`."""
+    """Return whether a space belongs between an item that ends at `at` in the source and `first`."""
     beside = source[at] if at < len(source) else " "
     return (beside.isspace() and not _CLOSES.match(first)) or bool(_TOUCHES.match(first) and not _TOUCHES.match(beside))
 
@@ -467,7 +467,7 @@ def _blank_after(source: str, at: int, first: str) -> bool:
 
 
 def _segments(unit: Unit, notices: Counter[str]) -> SentenceRequests[Target]:
-    """Return the work of translating each stretch between marks and items separately, in the source's order."""
+    """Yield each stretch between marks and items separately; return all translated, in the source's order."""
     cuts = sorted({0, len(unit.text), *unit.inner, *(i.start for i in unit.items), *(i.end for i in unit.items)})
     inside = {place for item in unit.items for place in cuts if item.start < place < item.end}
     cuts = [place for place in cuts if place not in inside]
@@ -492,7 +492,7 @@ def _segments(unit: Unit, notices: Counter[str]) -> SentenceRequests[Target]:
         said = answers.get(number, unit.text[slice(*core)])
         joined = _TOUCHES.match(unit.text[core[0] - 1 : core[0]]) and _TOUCHES.match(unit.text[core[0] :])
         if not joined and _TOUCHES.match(text[-1:]) and _TOUCHES.match(said):
-            text += " "  # a sign between them was lost
+            text += " "  # a character between them was lost
         link = Link(*core, len(text), len(text) + len(said))
         if said and core[0] < core[1]:
             (fixed if start in items else links).append(link)

@@ -184,7 +184,7 @@ _PLACEHOLDERS = r"""
   | \$[A-Za-z_][\w@]{0,80}\$ | \$[A-Za-z_]\w{0,80}  # $NAME$, $NAME; $5 is money
   | \[\[[^\[\]\n]{1,80}\]\] | \[%[^\[\]\n]{1,200}%\] | \[X\d{1,6}X\]  # Weblate sends [X0X] for what it keeps
 """
-# "100 % sure" and Hungarian's "20%-a" contain no placeholder: a blank is not a flag here, nor is a hyphen after a
+# "100 % sure" and Hungarian's "20%-a" contain no placeholder: a space is not a flag here, nor is a hyphen after a
 # number. The letter is the last ASCII letter of its word, or is followed by a few that start no word of text, so that
 # all of `%dh%02dm` is kept.
 _SIZE = "(?:hh|h|ll|l|L|z|j|t|q)?"
@@ -221,7 +221,7 @@ class Protection:
     """User-defined patterns; the text they match must also stay unchanged.
 
     The library `regex` searches for them with a time limit: all searches in one text or document may take SECONDS of
-    computing time in total. Patterns that take long to compile are refused.
+    computing time in total. Patterns that take a long time to compile are refused.
 
     Raises ConfigError, naming the pattern, if it does not compile, has more than MAX_PATTERN characters, repeats more
     than MAX_REPEATED groups, has more than MAX_WRITTEN characters once its counted repeats are expanded, or calls
@@ -271,8 +271,8 @@ class Protection:
                 self._left -= time.thread_time() - began
             except TimeoutError:
                 raise DataError(
-                    f"patterns to protect took more than {self.SECONDS:g} seconds, the last of them "
-                    f"{printable(pattern.pattern, 100)!r}; a simpler one is needed"
+                    f"patterns to protect took more than {self.SECONDS:g} seconds in total; time ran out at "
+                    f"{printable(pattern.pattern, 100)!r}: simplify it"
                 ) from None
         return spans
 

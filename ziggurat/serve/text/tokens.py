@@ -63,7 +63,7 @@ _WITH_ENTITIES = frozenset(("textarea", "title"))
 
 
 def html_tokens(text: str) -> Iterator[Token]:
-    """Yield the tokens of HTML; their `raw` joined is `text`."""
+    """Yield HTML tokens; their `raw` joined is `text`."""
     at, last_end = 0, text.rfind(">")
     ends: dict[str, list[int]] = {}  # ends of raw text, searched once for each name
     while at < len(text):
@@ -139,7 +139,7 @@ for _name, _ended in (("li", ("li",)), ("dt", ("dt", "dd")), ("dd", ("dt", "dd")
     _between = set(_ENDS_PARAGRAPH.split()) - {"address", "div", "p", *_ended}
     _BEGINNING_ENDS[_name].append((_ended, (*sorted(_between), *_FLOW)))
 BLOCKS = frozenset(_BEGINNING_ENDS)
-"""BLOCKS are elements of HTML that mostly stand between sentences."""
+"""BLOCKS are HTML elements that mostly stand between sentences."""
 _END_TAGS_IN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("tr", *_CELLS, *_ROWS), ("table",)),
     "table": (),

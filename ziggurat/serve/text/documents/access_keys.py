@@ -1,6 +1,6 @@
 """Access keys in labels of programs: `_Open` in GTK, `&Open` in Qt, `~Open` in LibreOffice, also `E_xit`.
 
-The mark would disturb a model, most of all inside a word. So it is taken out of the source, and the translation gets it
+The mark would confuse a model, most of all inside a word. So it is taken out of the source, and the translation gets it
 before its first letter; text in Chinese, Japanese or Korean gets it with the source's letter, as in `打开(_O)...`.
 """
 
@@ -13,7 +13,7 @@ import regex
 from ziggurat.serve.text.splitting import protected
 
 _MOST_WORDS = 8
-"""_MOST_WORDS is the most words of a label; in longer text a mark is more likely part of a name, such as `_id`."""
+"""_MOST_WORDS is the maximum number of words of a label; in longer text a mark probably belongs to a name (`_id`)."""
 # At the start of a word, or between the letters of a word with a capital; `&amp;` is an entity.
 _MARK = regex.compile(r"(?:(?<![^\s(])|(?<=\b\p{Lu}\p{Ll}{0,30})(?=.\p{Ll}))[_~&](?=\p{L})(?!\w{1,31};)")
 _LETTER = regex.compile(r"(?<!\w)\p{L}")

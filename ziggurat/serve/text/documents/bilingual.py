@@ -55,7 +55,7 @@ def _children(tokens: Sequence[Token], ends: dict[int, int], place: int) -> dict
 
 
 def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating XLIFF 1.2 or 2: units whose target is missing or untranslated get one.
+    """Yield the texts of XLIFF 1.2 or 2 to translate; return the file. Units without a translated target get one.
 
     A target is untranslated if it is empty, if its state is `new` or `needs-translation` (1.2), or if its segment's
     state is given as `initial` (2). A unit whose source is a key (`menu.title`) instead of text gets none. New targets
@@ -399,7 +399,7 @@ def _value(text: str) -> str:
 
 
 def tmx(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating TMX: units without a variant in the target language get one.
+    """Yield the texts of TMX to translate; return the file. Units without a variant in the target language get one.
 
     Raises DataError if the target language is not given, or if it is not TMX.
     """

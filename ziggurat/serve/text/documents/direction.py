@@ -121,7 +121,7 @@ def _drawn(token: Token, to_right: bool) -> str:
 
 
 def _is_from_right(tokens: Sequence[Token], place: int, ends: dict[int, int]) -> bool:
-    """Return whether a run has right-to-left text, or only signs, which take the direction of their surroundings."""
+    """Return whether a run has right-to-left text, or only punctuation, which takes its surroundings' direction."""
     text, at = "", place + 1
     while at < ends[place]:
         text += tokens[at + 1].text if tokens[at].name == "w:t" and tokens[at].kind == "open" else ""

@@ -27,7 +27,7 @@ _SHOWN = regex.compile(
 )
 """_SHOWN matches keys, in lower case and without `_` and `-`, whose values readers see."""
 _MOST = 100_000
-"""_MOST is the most characters of front matter that are read: the parser of YAML takes seconds for more."""
+"""_MOST is the maximum number of characters of front matter that are read: the YAML parser takes seconds for more."""
 _SEVERAL_WORDS = regex.compile(r"\p{L}[\p{L}\p{M}'’\-]*+[,;:]?\s++[\p{L}(\"'“‘]")
 _TOML_VALUE = regex.compile(
     r"""^[ \t]*+(?P<key>[\w\-]++)[ \t]*+=[ \t]*+(?P<value>"(?:[^"\\\r\n]|\\.)*+"|'[^'\r\n]*+')[ \t]*+
@@ -148,7 +148,7 @@ def _read(load: Callable[[str], object], text: str) -> object:
 
 
 def _yaml(text: str) -> yaml.Node | None:
-    """Return the root of YAML; None if it is empty, too long or not YAML, as with template tags in it."""
+    """Return the YAML root; None if it is empty, too long or not YAML, as with template tags in it."""
     if len(text) > _MOST:
         return None
     root = _read(lambda one: yaml.compose(one, yaml.SafeLoader), text)

@@ -28,7 +28,7 @@ MAX_DEPTH = 20
 """MAX_DEPTH is the deepest nesting of arguments; a deeper message is not parsed."""
 
 FORMATTED = regex.compile(r"(?<!\{)\{\s*+[^\s{},']++\s*+,\s*+[a-z]++\s*+[,}]|'[{}]'")
-"""FORMATTED matches further signs of such a message: an argument with a type, a quoted brace. A quoted `'{name}'` does
+"""FORMATTED matches further syntax of such a message: an argument with a type, a quoted brace. A quoted `'{name}'` does
 not count, because in most other formats it is a placeholder between quotation marks."""
 
 _NAME = regex.compile(r"\s*+([^\s{},']++)\s*+")
@@ -196,7 +196,7 @@ class _Parser:
         return found
 
     def _next(self, other: str) -> str:
-        """Return the next sign, which must be a closing brace or `other`."""
+        """Return the next character, which must be a closing brace or `other`."""
         sign = self.text[self.at : self.at + 1]
         if not sign or sign not in ("}", other):
             raise MessageError(f"no closing brace at character {self.at}")

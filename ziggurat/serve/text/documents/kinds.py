@@ -1,4 +1,4 @@
-"""Kinds of documents, recognised by file name suffix, and the work of translating any of them."""
+"""Kinds of documents, recognised by file name suffix, and the translation of any of them."""
 
 from __future__ import annotations
 
@@ -108,14 +108,14 @@ def document_kind(name: str) -> DocumentKind:
 
 
 def document(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating a document of any kind.
+    """Yield the texts of a document of any kind to translate; return the translated document.
 
     Args:
         content: the file.
         name: its name, for its kind and messages.
         settings: settings of the translation; a file of more than `settings.limits.size` bytes is refused.
 
-    Raises DataError, when the work starts, for an unknown kind, and for a damaged or hostile file.
+    Raises DataError, when it starts, for an unknown kind, and for a damaged or hostile file.
     """
     kind = document_kind(name)
     if len(content) > settings.limits.size:

@@ -37,13 +37,13 @@ LINE = regex.compile(r"[^\r\n]*+(?:\r\n|\n|\r)|[^\r\n]++")
 def file_work(
     template: Template, form: Charset | Xml, settings: Settings, notices: TextNotices
 ) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating a template's paragraphs; its value is the file, encoded as its form requires."""
+    """Yield the texts of a template to translate; return the file, encoded as its form requires."""
     said = yield from written(template, settings.options, notices)
     return Result(form.encoded(said), notices)
 
 
 def text_file(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating plain text, in which each line is a paragraph."""
+    """Yield the texts of plain text to translate, in which each line is a paragraph; return the file."""
     text, charset = decoded(content, name)
     outcome = yield from plain_text(text, settings.options)
     return Result(charset.encoded(outcome.value), outcome.notices)
@@ -63,8 +63,9 @@ _HEAD = 4096
 
 
 def html_file(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating a page of HTML, or of XHTML by its name, in the character set that it declares, or
-    else UTF-8.
+    """Yield the texts of an HTML page to translate, or of XHTML by its name; return the page.
+
+    It is read in the character set that it declares, or else UTF-8.
 
     Characters that the set lacks become references. A page that is UTF-8 but declares another set gets a correct
     declaration, and a page that declares the source language then declares the target language.
@@ -101,7 +102,7 @@ def _utf8_declared(found: regex.Match[str]) -> str:
 
 # Subtitles
 
-# Times as players accept them: blanks inside, any number of digits, no milliseconds, colons and points for commas.
+# Times as players accept them: spaces inside, any number of digits, no milliseconds, colons and points for commas.
 _TIME = r"-?+\d++(?:\s*+[:.,;]\s*+\d++){1,4}+"
 _TIMES = regex.compile(rf"[\s\ufeff]*+{_TIME}\s*+-->\s*+{_TIME}(?:\s(?P<rest>.*+)|\D?+)")
 _SETTINGS = regex.compile(
@@ -121,17 +122,17 @@ _IMAGE = regex.compile(r"\S+\.(?:jpe?g|png|webp|gif|avif)(?:#\S*)?", flags=regex
 _LETTER = regex.compile(r"\p{L}")
 _CUE_TAGS = frozenset(("b", "i", "u", "s", "font", "c", "v", "lang", "ruby", "rt"))
 _OVERRIDE = regex.compile(r"\{\\[^{}]*+\}|<\d[\d:.]*+>")
-_ESCAPE = regex.compile(rf"{_OVERRIDE.pattern}|\\[Nnh]")  # in SubRip: a line end, two blanks
+_ESCAPE = regex.compile(rf"{_OVERRIDE.pattern}|\\[Nnh]")  # in SubRip: a line end, two spaces
 _SPEAKER = regex.compile(r"\s*[-–—]\s*")
 
 
 def srt(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating SubRip subtitles, cue by cue; numbers and times are preserved."""
+    """Yield the texts of SubRip subtitles to translate, cue by cue; return the file with its numbers and times."""
     return (yield from _subtitles(content, name, settings, entities=False))
 
 
 def vtt(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating WebVTT, cue by cue; settings, notes and styles are preserved."""
+    """Yield the texts of WebVTT to translate, cue by cue; return the file with its settings, notes and styles."""
     return (yield from _subtitles(content, name, settings, entities=True))
 
 
@@ -158,7 +159,7 @@ class _Cues:
 
     Times start a cue wherever they occur, with or without an empty line before them; a line of digits before them is
     the cue's number. In SubRip everything up to the next cue is its text, even after empty lines. In WebVTT an empty
-    line ends a cue, a line of blanks does not, and players ignore a block without times.
+    line ends a cue, a line of spaces does not, and players ignore a block without times.
     """
 
     def __init__(self, lines: Sequence[str], *, is_web: bool) -> None:
@@ -355,7 +356,7 @@ def _text_template(pieces: Sequence[Piece], form: Form, *, is_web: bool) -> Temp
 
 
 def _with_signs(body: str) -> Iterator[Token]:
-    """Yield the tokens of a line of WebVTT; a sign above words (`<rt>`) is one token, including its content."""
+    """Yield the tokens of a line of WebVTT; a ruby annotation (`<rt>`) is one token, including its content."""
     begin = 0
     for found in _SIGNS.finditer(body):
         yield from html_tokens(body[begin : found.start()])

@@ -1,6 +1,6 @@
 """Markdown: what a parser (markdown-it) considers text is translated, and every other byte is preserved.
 
-The parser reports which lines form a paragraph, a heading, a row or a block of HTML, and where in each line the text
+The parser reports which lines form a paragraph, a heading, a row or an HTML block, and where in each line the text
 starts, after the marks of quotations, items and notes.
 
 Marks of site generators, which the parser does not know, are preserved, but their titles are translated
@@ -52,7 +52,7 @@ _NO_LETTER = regex.compile(r"[^\p{L}\p{M}\p{N}\p{Pc}\- ]")
 
 
 def _heading_name(title: str) -> str:
-    """Return a heading's name in links, by the rule of GitHub, Docusaurus and Hugo: lower case, `-` for blanks."""
+    """Return a heading's name in links, by the rule of GitHub, Docusaurus and Hugo: lower case, `-` for spaces."""
     title = _ATTRIBUTES.sub("", title)
     return _NO_LETTER.sub("", unescape(_UNNAMED.sub("", title)).strip().lower()).replace(" ", "-")
 
@@ -84,7 +84,7 @@ def _linked(titles: Sequence[str], text: str) -> dict[int, str]:
 
 
 def markdown(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating Markdown: paragraphs, headings, items, cells, notes; not code or addresses.
+    """Yield the texts of Markdown to translate, but not code or addresses; return the file.
 
     Raises ConfigError if the parser is not installed.
     """
@@ -233,7 +233,7 @@ class _Reader:
         return self.lines[line][len(self.bodies[line]) :]
 
     def _html(self, first: int, columns: Sequence[int]) -> Template:
-        """Return the template of a block of HTML.
+        """Return the template of an HTML block.
 
         One of several lines inside a quotation is preserved and counted, and so is one whose first tag has no end.
         """

@@ -81,9 +81,9 @@ def _edge(piece: Piece | None, *, last: bool) -> str:
 
 
 def _with_room(pieces: Sequence[Piece]) -> list[Piece]:
-    """Return the pieces with a blank between a word and emphasis that parsers would not recognise next to it.
+    """Return the pieces with a space between a word and emphasis that parsers would not recognise next to it.
 
-    Scripts without blanks leave none between a word and `**“menu”**` or `_menu_`, whose marks would be text there.
+    Scripts without spaces leave none between a word and `**“menu”**` or `_menu_`, whose marks would be text there.
     """
     kept: list[Piece] = []
     for number, piece in enumerate(pieces):

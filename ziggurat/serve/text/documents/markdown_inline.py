@@ -44,7 +44,7 @@ _TARGET = r"""\(\s*+(?:<(?:[^<>\\\n]|\\.){0,500}+>
       |\\\S|\((?:[^()\s\\]++|\\\S|\((?:[^()\s\\]|\\\S){0,100}+\)){0,20}+\)){0,50}+)
   (?:\s++(?:"(?:[^"\\]|\\.){0,300}+"|'(?:[^'\\]|\\.){0,300}+'|\((?:[^()\\]|\\.){0,300}+\)))?\s*+\)"""
 _ENTITY = r"&(?:\#\d{1,7}|\#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});"
-# Words in a formula are text between two dollars or escaped brackets, unless there is a sign of TeX.
+# Words in a formula are text between two dollars or escaped brackets, unless a character of TeX's syntax is among them.
 _FORMULA = r"(?:(?=[^$]{0,300}?[\\^_={}])|(?![^$]{0,300}?[A-Za-z]{2,}\s[A-Za-z]{2,}))"
 _INLINE = regex.compile(
     rf"""(?P<code>(?<!`)(?P<ticks>`{{1,8}})(?!`)[^`].{{0,500}}?(?<!`)(?P=ticks)(?!`))
@@ -289,7 +289,7 @@ class _Run:
     def _sides(self, begin: int) -> tuple[bool, bool]:
         """Return whether a mark may open emphasis and close it, by CommonMark's rules for the characters around it.
 
-        Characters of Chinese and Japanese count as signs next to `*`, as writers expect who leave no blanks.
+        Characters of Chinese and Japanese count as punctuation next to `*`, as writers expect who leave no spaces.
         """
         if begin >= self.marks[0]:
             sign, end = self.text[begin], begin
@@ -366,7 +366,7 @@ def _respelt(run: _Run) -> dict[str, str]:
 
 
 def _marks_not_in(text: str) -> str:
-    """Return the signs that would start code or a tag in a translation, and that the source does not use as text."""
+    """Return the characters that would start code or a tag in a translation and are not text in the source."""
     return "".join(sign for sign in "`<" if sign not in text)
 
 

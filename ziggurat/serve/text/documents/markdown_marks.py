@@ -98,10 +98,10 @@ _DEFINITION = regex.compile(r"[ ]{0,3}:[ ]{1,4}\S")
 _BAR = regex.compile(r"[ ]{0,3}\|")
 _RULE = regex.compile(r"[\s|:]*+-[\s|:\-]*+")
 GRID = regex.compile(r"[ ]{0,3}\+(?:[:=\-]{3,}+\+)++\s*+")
-"""GRID matches a line between the rows of a table that is drawn with signs."""
+"""GRID matches a line between the rows of a table that is drawn with characters."""
 _TAG_BEGINS = regex.compile(r"\s*+<[A-Za-z][\w.\-]*+(?:\s[^<>]*+)?")
 _MAX_TAG = 500
-"""_MAX_TAG is the most lines of a tag, or of an MDX expression, that is preserved."""
+"""_MAX_TAG is the maximum number of lines of a tag, or of an MDX expression, that is preserved."""
 
 
 SHOWN_EXPRESSION = regex.compile(
@@ -126,7 +126,7 @@ _NOTHING = MarkedLine()
 class Marks:
     """The lines of a file with marks unknown to the parser, and all lines as the parser gets them.
 
-    The parser gets blanks instead of such a line, so that paragraphs end there, and the start of an item for a mark
+    The parser gets spaces instead of such a line, so that paragraphs end there, and the start of an item for a mark
     with an indented body.
 
     Attributes:

@@ -60,7 +60,7 @@ _FORMATS = {
 }
 """_FORMATS maps gettext's flags (`qt-format`) to placeholders of that format, in addition to the common ones."""
 _NAME = " name"
-"""_NAME is the name of an untagged element whose text is a placeholder; HTML names contain no blanks."""
+"""_NAME is the name of an untagged element whose text is a placeholder; HTML names contain no spaces."""
 _MESSAGE = replace(PAGES, copied=PAGES.copied | {_NAME})
 
 
@@ -99,7 +99,7 @@ _UNKNOWN = Syntax()
 
 
 def message(text: str, options: Options, notices: Counter[str], syntax: Syntax = _UNKNOWN) -> SentenceRequests[str]:
-    """Return the work of translating a message.
+    """Yield the texts of a message to translate; return the translated message.
 
     An ICU message that cannot be parsed is left unchanged, and is counted as `not_parsed`.
     """
@@ -149,7 +149,7 @@ def placed(
 
 
 def is_html(text: str) -> bool:
-    """Return whether a message is HTML: it has entities, elements of HTML, or others with both of their tags.
+    """Return whether a message is HTML: it has entities, HTML elements, or others with both of their tags.
 
     `<<name>>` and an address in `<...>` are not tags.
     """
@@ -160,7 +160,7 @@ def is_html(text: str) -> bool:
 
 
 def message_tokens(text: str, names: regex.Pattern[str] | None = None) -> Iterator[Token]:
-    """Yield the tokens of HTML in a message, including numbered tags, and the `names` in it as elements."""
+    """Yield the HTML tokens of a message, including numbered tags, and the `names` in it as elements."""
     for token in html_tokens(text):
         if token.kind == "text":
             begin = 0
@@ -252,7 +252,7 @@ def _sign(raw: str, number: str | None) -> Piece:
 # gettext
 
 _STRINGS = r'(?:"(?:[^"\\]++|\\.)*+"\s*+)'
-# As gettext reads them: blanks are optional, adjacent strings are joined, and they may start on the next line.
+# As gettext reads them: white space is optional, adjacent strings are joined, and they may start on the next line.
 _ENTRY_LINE = regex.compile(
     rf"(domain|msgctxt|msgid_plural|msgid|msgstr\s*+(?:\[\s*+\d{{1,2}}\s*+\])?)\s*+({_STRINGS}*+)"
 )
@@ -274,7 +274,7 @@ _QUOTED = str.maketrans({letter: f"\\{name}" for name, letter in _ESCAPES.items(
 
 
 def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating a .po file: untranslated messages get a translation, marked as fuzzy.
+    """Yield the untranslated messages of a .po file; return the file with their translations, marked as fuzzy.
 
     Among plural forms, the form of 1 is the translation of the singular unless many numbers share it; all others are
     translations of the plural. Forms that the file does not list are not added. The file keeps its character set if

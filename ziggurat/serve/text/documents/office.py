@@ -1,4 +1,4 @@
-"""Word and PowerPoint: archives of XML, whose paragraphs contain runs of text."""
+"""Word and PowerPoint: XML archives whose paragraphs contain runs of text."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ _FIELD = "field"
 
 
 def docx(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating a Word file: text, tables, headers, footers, notes, comments and text boxes."""
+    """Yield the texts of a Word file to translate, also in headers, notes, comments and text boxes; return the file."""
     return (yield from _office(content, name, settings, _DOCX, "word/document.xml"))
 
 
 def pptx(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating a PowerPoint file: slides, tables, notes, diagrams and charts."""
+    """Yield the texts of a PowerPoint file to translate, also in notes, diagrams and charts; return the file."""
     return (yield from _office(content, name, settings, _PPTX, "ppt/presentation.xml"))
 
 
@@ -435,7 +435,7 @@ class _Paragraph:
         self._text("-", before, properties, tag, Token("close", closing))
 
     def _ruby(self, place: int, before: str, after: str) -> None:
-        """Read text with ruby signs: only the text is translated, and its element keeps the signs."""
+        """Read text with ruby annotations: only the text is translated, and its element keeps the annotations."""
         part, end = self.part, self.part.ends[place]
         base = next((child for child in part.children(place) if part.tokens[child].name == "w:rubyBase"), place)
         if base == place or base not in part.ends:

@@ -1,4 +1,4 @@
-"""OpenDocument and EPUB: archives of XML and pages."""
+"""OpenDocument and EPUB: XML archives and pages."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _TEXT = MarkupRules(
     | _named("draw", "caption a"),
     seen=_named("text", "page-number page-count date time sheet-name number sequence drop-down")
     | _named("draw", "image object object-ole control frame custom-shape"),
-    # Choices, texts under a condition, index entries, questions and tooltips, buttons of forms.
+    # Drop-down choices, conditional text, index entries, questions and tooltips, form buttons.
     attributes=_named("text", "value string-value string-value-if-true string-value-if-false key1 key2 description")
     | _named("form", "label title")
     | {"loext:display-text", "office:title", "xlink:title"},
@@ -93,7 +93,7 @@ _LISTED = "META-INF/manifest.xml"
 
 
 def opendocument(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating an OpenDocument file: its text, and the headers and footers of its pages."""
+    """Yield the texts of an OpenDocument file to translate, also in headers and footers; return the file."""
     archive = Archive(content, name, settings.limits)
     if _LISTED in archive.names and b"encryption-data" in archive.read(_LISTED):
         raise DataError(f"{name}: is protected by a password; save it without one")
@@ -126,7 +126,7 @@ def xml_members(
     notices: TextNotices | None = None,
     turn: Turn | None = None,
 ) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating templates of an archive's members; all others keep their bytes.
+    """Yield the texts of an archive's templates to translate; return the archive. Other members keep their bytes.
 
     Args:
         archive: the archive.
@@ -169,7 +169,7 @@ _LANGUAGE = regex.compile(r"(<(?:[\w.-]++:)?+language\b[^<>]*+>)[^<]*+(</)")
 
 
 def epub(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating an EPUB: its pages and table of contents; its language becomes the target's."""
+    """Yield the texts of an EPUB to translate; return the book, with the target as its language."""
     archive = Archive(content, name, settings.limits)
     package = _package(archive, name)
     book = read_xml(archive.markup(package), f"{name}: {package}")

@@ -46,7 +46,7 @@ class _Value(NamedTuple):
 
 
 def json_values(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating JSON: its string values. Numbers, order and layout are preserved.
+    """Yield the strings in JSON to translate; return the file. Numbers, order and layout are preserved.
 
     Raises DataError if it is not JSON, nested more than 64 deep, larger than ziggurat.system.small_files.MAX_BYTES, in
     a language other than those of `settings`, or of an unsupported shape.
@@ -239,7 +239,7 @@ _LOCALE = regex.compile(r"""(\btools:locale\s*+=\s*+["'])[^"']*+""")
 
 
 def android(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating the strings of an Android application, recognised by its element `resources`.
+    """Yield the strings of an Android application, recognised by its element `resources`; return the translated file.
 
     Elements with `translatable="false"` and references (`@string/other`) are preserved, as are resources of other
     types, which are counted if they have text. A `tools:locale` that names the source becomes the target's.
@@ -325,9 +325,9 @@ def _markup(tokens: Sequence[Token], rules: MarkupRules, read: Callable[[str], s
 
 
 def _divided(tokens: Sequence[Token], read: Callable[[str], str]) -> Iterator[Token]:
-    """Yield text with its escapes decoded and, between texts, line ends, preserved blanks and quotation marks.
+    """Yield text with its escapes decoded and, between texts, line ends, preserved spaces and quotation marks.
 
-    Between quotation marks all white space is preserved; elsewhere Android reduces it to one blank, and strips the
+    Between quotation marks all white space is preserved; elsewhere Android reduces it to one space, and strips the
     ends.
     """
     quoted = False
