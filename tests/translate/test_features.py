@@ -20,7 +20,7 @@ from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError, DataError
-from ziggurat.translate.hypotheses import mean_chrf
+from ziggurat.translate.assembly import mean_chrf
 from ziggurat.translate.options import Terms, read_constraints, read_terminology, unmet
 from ziggurat.translate.results import Translation, TranslationWarning
 from ziggurat.translate.translator import Translator

@@ -18,8 +18,9 @@ import torch
 
 from ziggurat.config import DecodingConfig
 from ziggurat.system.errors import ConfigError, DataError, out_of_memory, printable
+from ziggurat.translate.assembly import Assembler, SourcePart
 from ziggurat.translate.choice import RuleOptions, SearchSettings, Sentence
-from ziggurat.translate.hypotheses import Assembler, LengthPenalty, SourcePart
+from ziggurat.translate.hypotheses import LengthPenalty
 from ziggurat.translate.options import LineExtras, TranslateOptions, phrase_ids
 from ziggurat.translate.results import (
     Notices,

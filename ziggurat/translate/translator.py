@@ -28,8 +28,9 @@ from ziggurat.model.fast.precision import decoding_notice, maps_of, settled
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.processes import in_order, share_cores, worker_pool
+from ziggurat.translate.assembly import Assembler
 from ziggurat.translate.call import TranslationCall
-from ziggurat.translate.hypotheses import Assembler, LengthPenalty
+from ziggurat.translate.hypotheses import LengthPenalty
 from ziggurat.translate.options import ARGUMENTS, LineExtras, StreamTranslator, TextTranslator, TranslateOptions
 from ziggurat.translate.results import (
     Notices,
