@@ -151,7 +151,7 @@ def test_a_table_of_positions_grows_on_the_device_and_stays_there(
         {"beam_size": 4, "diverse_groups": 2},
         {"min_length": 3, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2, "banned": ["kref", "Tha skotha"]},
         {"endings": "fairseq", "beam_size": 3},
-        {"endings": "marian", "beam_size": 3},
+        pytest.param({"endings": "marian", "beam_size": 3}, marks=pytest.mark.slow),
         {"constraints": [["krar"], [], ["shan", "droul"]], "beam_size": 3},
         {"prefixes": ["Tha", "", "kref"], "beam_size": 2},
     ],

@@ -61,8 +61,8 @@ def deep(encoder: int, decoder: int, *overrides: str, build: Callable[..., Exper
 
 
 CONFIGS = {
-    "2-2 int8 bf16": deep(2, 2, INT8, BF16),
-    "3-2 merged, recomputed": deep(3, 2, "model.decoder.attention=merged", *AGAIN),
+    "1-1 int8 bf16": deep(1, 1, INT8, BF16),
+    "2-2 merged, recomputed": deep(2, 2, "model.decoder.attention=merged", *AGAIN),
     "6-6": deep(6, 6),
     "6-6 bf16": deep(6, 6, BF16),
     "6-6 recomputed": deep(6, 6, *AGAIN),
