@@ -156,6 +156,7 @@ def test_every_decoder_searches_and_scores_the_same(kind: str) -> None:
     assert_near([vars(one) for one in scored[1]], [vars(one) for one in scored[0]])
 
 
+@pytest.mark.slow  # its translator is that of the other tests
 def test_a_server_answers_the_same(run: Path) -> None:
     pytest.importorskip("starlette")
     from starlette.testclient import TestClient
