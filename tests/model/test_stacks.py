@@ -218,7 +218,7 @@ def test_an_encoder_follows_its_equations(kind: str) -> None:
     expected = plain(kind, model)
     assert_same(memory.of(0), closed(kind, expected[-1], model.encoder, decoder=False))
     for got, layer in zip(outputs, expected[1:], strict=True):
-        assert_same(got, layer.sum(-2) if kind in STREAMS else layer)
+        assert_same(got, layer.mean(-2) if kind in STREAMS else layer)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -362,7 +362,7 @@ def test_a_transparent_memory_mixes_the_layers_and_nothing_ends_the_encoder(kind
     model = built(kind, memory="transparent")
     assert model.encoder.final_norm is None
     memory = model.encode(SOURCE, MASK)
-    streams = [x.sum(-2) if kind in STREAMS else x for x in plain(kind, model)]
+    streams = [x.mean(-2) if kind in STREAMS else x for x in plain(kind, model)]
     shares = model.encoder.transparent.weight.softmax(-1)  # type: ignore[operator, union-attr]
     assert shares.shape == (M, N + 1)
     for reader, row in enumerate(shares):

@@ -379,7 +379,8 @@ class Encoder(_Stack):
             sources.extend(read)
             every.extend(given)
         if self.transparent is not None:
-            return self.transparent([*sources, self._ended(state)])
+            last = self._ended(state)  # of several streams the sum; the other sources are means
+            return self.transparent([*sources, last if self.streams is None else last / self.streams])
         whole = self._close(state)
         if self.hierarchy is None:
             return (whole,)
