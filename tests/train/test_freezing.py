@@ -118,7 +118,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(
 def test_two_processes_train_the_same(kind: str, frozen: Path, tiny_folder: Path, start: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"distributed": {"kind": kind}, "threads": 1, "start_from": str(start)}
     document = freezing(tiny_folder, NAMES, **settings).model_dump_json()
-    run_together("tests.train.test_freezing", "train_part", 2, str(tmp_path / "run"), document, "")
+    run_together("tests.train.runs", "train_part", 2, str(tmp_path / "run"), document, "")
     found, wanted = newest(tmp_path / "run"), newest(frozen)
     for name, tensor in wanted.items():
         if FROZEN.match(name):
