@@ -217,7 +217,7 @@ def choices_named(name: str) -> tuple[NamedChoice, ...]:
     return _by_name().get(spelled(name), ("", ()))[1]
 
 
-class Word(NamedTuple):
+class OutputTerm(NamedTuple):
     """A term of the output that is neither a key nor a method."""
 
     name: str
@@ -227,19 +227,27 @@ class Word(NamedTuple):
 
 _MEASURES = "docs/report.md#the-measures"
 TERMS = (
-    Word("nats", "the unit of losses, the natural logarithm's: 1 nat per token is a perplexity of e = 2.72", _MEASURES),
-    Word("nll", "-log p of the gold token, in nats per token, without label smoothing; perplexity is e^nll", _MEASURES),
-    Word("gradient norm", "length of the loss's gradient over all parameters of a layer", _MEASURES),
-    Word("beta", "factor by which a sub-layer changes the length of the gradient on its way down", _MEASURES),
-    Word("beta_ln", "the part of beta that comes from layer normalisation after the addition", _MEASURES),
-    Word("beta_rc", "the part of beta that comes from the residual connection", _MEASURES),
-    Word("variance", "Var(r): variance over channels of stream plus branch, before any normalisation", _MEASURES),
-    Word("r", "length of the gradient at a stack's first output over that at its last (Bapna et al. 2018)", _MEASURES),
-    Word("evenness", "smallest over largest gradient norm of a stack's layers", "docs/depth-check.md#the-depth-check"),
-    Word(
+    OutputTerm(
+        "nats", "the unit of losses, the natural logarithm's: 1 nat per token is a perplexity of e = 2.72", _MEASURES
+    ),
+    OutputTerm(
+        "nll", "-log p of the gold token, in nats per token, without label smoothing; perplexity is e^nll", _MEASURES
+    ),
+    OutputTerm("gradient norm", "length of the loss's gradient over all parameters of a layer", _MEASURES),
+    OutputTerm("beta", "factor by which a sub-layer changes the length of the gradient on its way down", _MEASURES),
+    OutputTerm("beta_ln", "the part of beta that comes from layer normalisation after the addition", _MEASURES),
+    OutputTerm("beta_rc", "the part of beta that comes from the residual connection", _MEASURES),
+    OutputTerm("variance", "Var(r): variance over channels of stream plus branch, before any normalisation", _MEASURES),
+    OutputTerm(
+        "r", "length of the gradient at a stack's first output over that at its last (Bapna et al. 2018)", _MEASURES
+    ),
+    OutputTerm(
+        "evenness", "smallest over largest gradient norm of a stack's layers", "docs/depth-check.md#the-depth-check"
+    ),
+    OutputTerm(
         "source dependence", "rise of the loss when sentences get each other's sources; 0: a language model", _MEASURES
     ),
-    Word(
+    OutputTerm(
         "depth check",
         "a short trial of a narrow copy at full depth that predicts whether the configuration trains: `ziggurat "
         "inspect`",
@@ -250,7 +258,7 @@ TERMS = (
 _TERM_ALIASES = {"Var(r)": "variance", "perplexity": "nll", "dev loss": "nll"}
 
 
-def term_named(name: str) -> Word | None:
+def term_named(name: str) -> OutputTerm | None:
     """Return the term of a name, ignoring case, spaces and punctuation; None if there is none."""
     known = {spelled(term.name): term for term in TERMS}
     aliases = {spelled(alias): known[spelled(of)] for alias, of in _TERM_ALIASES.items()}

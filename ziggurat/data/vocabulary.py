@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ziggurat.config.data import DataConfig, RegularisationConfig, SubwordConfig
 from ziggurat.config.languages import language_name
+from ziggurat.data.damage import TAG
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.system.errors import DataError, Problem, Remedy, printable
 from ziggurat.system.yaml_text import shown
@@ -256,7 +257,7 @@ _PRIVATE = re.compile("q[a-t][a-z]")  # codes of ISO 639-2 for private use
 _SEVERAL = "mul"  # ISO 639's code for text of several languages, which names none
 _OF_DATA = frozenset({"<bt>"})
 """_OF_DATA are tags that name no language, but are too usual to be text: of back-translated sources."""
-_HTML = frozenset({"<br>", "<div>", "<hr>", "<id>", "<li>", "<nav>", "<th>", "<tr>", "<tt>"})
+_HTML = frozenset({"<hr>", "<id>", "<li>", "<th>", "<tr>", "<tt>"})  # which TAG leaves to languages
 _LEADING_TAG = re.compile(
     r"""[\s\u200b\ufeff▁]*(
         <{1,2} [^\s<>]{1,24} >{1,2} | >\s?>\s?[^\s<>]{1,24}\s?<\s?< | >>[^\s<>]{1,24}>> | ＞＞[^\s＞＜]{1,24}＜＜
@@ -299,7 +300,8 @@ def leading_tag(text: str, known: Collection[str] = ()) -> str | None:
     found = _LEADING_TAG.match(text)
     if found is None or found[1] in known or found[1].lower() in _OF_DATA or found[1].startswith("translate "):
         return found and found[1]
-    return found[1] if _is_language_tag(found[1]) and found[1].lower().replace("/", "") not in _HTML else None
+    markup = found[1].lower().replace("/", "") in _HTML or TAG.fullmatch(found[1]) is not None
+    return found[1] if _is_language_tag(found[1]) and not markup else None
 
 
 _PIECES = re.compile(
