@@ -163,6 +163,16 @@ def test_the_end_of_a_key_matches_all_keys_that_end_so(ziggurat: Ziggurat) -> No
     assert "did you mean" in ziggurat("explain", "pdates").err  # not a whole part of a key
 
 
+def test_a_section_shows_its_own_keys_and_counts_those_inside_its_sections(ziggurat: Ziggurat) -> None:
+    shown = [line.split()[0] for line in ziggurat("explain", "training.batch")[1].splitlines() if line[0] != " "]
+    assert {"training.batch", "training.batch.max_tokens"} <= set(shown)
+    out = ziggurat("explain", "training")[1]
+    assert "training.batch.max_tokens  (" not in out
+    assert f"{len(shown) - 1} keys: `ziggurat explain training.batch`." in out
+    documents = json.loads(ziggurat("explain", "training", "--json")[1])
+    assert {"training.batch.max_tokens", "training.schedule.kind"} <= {d["path"] for d in documents}
+
+
 def test_keys_of_list_items_are_explained_by_number_too(ziggurat: Ziggurat) -> None:
     assert ziggurat("explain", "data.train.0.weight")[1].startswith("data.train[].weight  (number; default: 1.0)")
     assert "data.dev[].tag" in ziggurat("explain", "data.dev")[1]

@@ -91,7 +91,7 @@ def explain(
         terms = [{"term": term.name, "what": term.what, "page": term.page}] if term else []
         print_json([*(e._asdict() for e in entries), *papers, *map(_document, choices), *terms])
         return
-    parts = [*map(_entry_text, entries), *([_explained_paper(paper)] if paper else []), *map(_choice_text, choices)]
+    parts = [*_entry_texts(entries), *([_explained_paper(paper)] if paper else []), *map(_choice_text, choices)]
     parts += [f"{term.name}  (term)\n    {term.what}\n    more: {term.page}"] if term else []
     print("\n".join(parts))
 
@@ -106,6 +106,20 @@ def _unknown(name: str) -> str:
     near = [*methods, *(key for key in resembling(name) if key not in methods)]
     what = "key" if "." in name else "key or method"
     return f"no {what} `{printable(name)}`; did you mean {', '.join(f'`{n}`' for n in near)}?"
+
+
+def _entry_texts(found: Sequence[KeyDescription]) -> list[str]:
+    """Return the text of each key found; of the sections inside the first, only how many keys they have."""
+    listed = {e.path for e in found}
+    texts = []
+    for entry in found:
+        parent = entry.path.rpartition(".")[0].removesuffix("[]")
+        if parent in listed and parent != found[0].path:
+            continue
+        inside = sum(e.path.startswith((f"{entry.path}.", f"{entry.path}[].")) for e in found)
+        more = f" {inside} keys: `ziggurat explain {entry.path}`." if inside and entry is not found[0] else ""
+        texts.append(_entry_text(entry) + more)
+    return texts
 
 
 def _entry_text(entry: KeyDescription) -> str:

@@ -210,6 +210,8 @@ def test_future_text_is_bounded_by_its_sources(place: Path, expected: Callable[.
     assert said["distil-monolingual"] == f"at most {lines} lines, 1 worker{rough}"
     assert said["filter"] == f"at most {left + lines} pairs{rough}"
     assert said["align"] == said["student-data"] == f"at most {left + lines} pairs"
+    test = Path("data/test.qlo").read_text("utf-8").count("\n") + 3
+    assert said["evaluate"] == f"about {test + 4 + 2 * 4} lines per system{rough}"  # 4 perturbed, 4 timed twice
     # Existing results are counted.
     for file in ("clean/train/train.qlo", "monolingual/target.txt", "distil/corpus/target.txt"):
         Path("w", file).parent.mkdir(parents=True)
@@ -235,6 +237,8 @@ def test_data_not_yet_fetched_is_known_only_by_its_limit(place: Path, expected: 
     assert said["clean"] == said["backward-data"] == "the number of pairs is not known yet"
     assert said["distil"] == said["distil-monolingual"] == "the number of lines is not known yet"
     assert said["backtranslate"].startswith("at most 9 lines")
+    content["test"] = [{"name": "new", "fetch": "a/d"}]
+    assert expected(content)["evaluate"] == "the number of lines is not known yet"
 
 
 def test_lines_of_other_files_are_reported_by_their_size_and_rows_of_tables_are_read(

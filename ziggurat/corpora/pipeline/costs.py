@@ -24,10 +24,12 @@ from ziggurat.config.data import FilterConfig
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.notices import warm_up_notice
 from ziggurat.config.pipeline import BACK_TRANSLATION, BITEXT, ModelName, MonolingualText, pipeline_names
+from ziggurat.config.pipeline_models import EvaluationConfig
 from ziggurat.corpora.pipeline.context import DISTILLED, Corpora, PipelineContext, errors_renamed
 from ziggurat.corpora.pipeline.corpora import fetched_files, resolved
 from ziggurat.corpora.pipeline.step import Expected, StepProgress, read_document
 from ziggurat.data.readers import CorpusReader
+from ziggurat.evaluate.perturbations import perturbation_names
 from ziggurat.system.compressed import compression_of
 from ziggurat.system.errors import CheckpointError, ZigguratError
 from ziggurat.system.files import find_files
@@ -98,14 +100,17 @@ class CorpusSizes:
 
     def _entry(self, entry: MonolingualText, side: str, number: int) -> LineCount | None:
         key, language = f"monolingual.{side}.{number}", self._context.languages[side == "target"]
-        found: LineCount | None = None
-        with contextlib.suppress(ZigguratError):
-            if entry.path is not None:
-                found = lines_of(find_files(entry.path, f"{key}.path"))
-            elif entry.fetch is not None:
-                found = lines_of(fetched_files(self._context, entry.fetch, [language], key))
+        found = self._found(entry.path, entry.fetch, [language], key)
         limit = None if entry.lines is None else LineCount(entry.lines)
         return min((lines for lines in (found, limit) if lines is not None), default=None)
+
+    def _found(self, path: str | None, fetch: str | None, languages: Sequence[str], key: str) -> LineCount | None:
+        """Return the number of lines of the files at `path`, or of the first language's file of a fetched corpus."""
+        with contextlib.suppress(ZigguratError):  # not there yet, or faulty, which the step reports
+            if fetch is None:
+                return lines_of(find_files(str(path), f"{key}.path"))
+            return lines_of(fetched_files(self._context, fetch, languages, key)[:1])
+        return None
 
     def made(self, step: str) -> LineCount | None:
         """Return the number of pairs that a step (`backtranslate`, `distil`, ... or `filter`) makes."""
@@ -130,6 +135,18 @@ class CorpusSizes:
             else:
                 found += [self.made(step) for step in Corpora(self._context).distilled()]
         return _sum(found)
+
+    def evaluated(self, how: EvaluationConfig) -> LineCount | None:
+        """Return the number of lines that each system translates in the evaluation, those to measure speed included."""
+        held = self._config.bitext.hold_out
+        languages = self._context.languages
+        sets = [self._found(t.source, t.fetch, languages, f"test.{i}") for i, t in enumerate(self._config.test)]
+        sets += [LineCount(held.test)] if held is not None and held.test else []
+        if (total := _sum(sets)) is None or sets[0] is None:
+            return None
+        perturbed = min(how.perturb_lines, sets[0].number) * len(perturbation_names(how.perturb, "evaluation.perturb"))
+        timed = 2 * min(how.speed_lines, sets[0].number)
+        return total._replace(number=total.number + perturbed + timed)
 
 
 def lines_of(files: Iterable[Path]) -> LineCount | None:
@@ -177,7 +194,7 @@ PAIRS_PREPARED, PAIRS_ALIGNED = 25_000, 5_000
 _PAIRS_FILTERED, _PAIRS_IDENTIFIED, _PAIRS_SCORED, _PAIRS_LEARNT = 150_000, 15_000, 16_000, 3_200
 """Pairs per second of the usual filters with reading and writing, of `languages`, of scoring by the pair score, and of
 learning it, on one core of an Intel Xeon with AVX-512 (short sentences)."""
-_UNKNOWN = "is not known yet"
+UNKNOWN = "is not known yet"  # what is said of a number of lines or pairs
 _OF_TRAINING_SPEED = 0.2
 """Arithmetic speed of a search relative to training: its products are small and wait for each other."""
 
@@ -282,10 +299,11 @@ class Costs:
             return self.of(name)
         return None
 
-    def translating(self, name: ModelName, lines: LineCount | None, beam: int, workers: int) -> Expected:
-        """Return the expected cost of translating `lines`; None: their number is unknown."""
+    def translating(self, name: ModelName, lines: LineCount | None, beam: int | None, workers: int) -> Expected:
+        """Return the expected cost of translating `lines`; None: their number is unknown. `beam` None: the model's."""
         if lines is None or (cost := self._of_user(name)) is None:
-            return Expected(said=f"the number of lines {_UNKNOWN}" if lines is None else f"{lines} lines")
+            return Expected(said=f"the number of lines {UNKNOWN}" if lines is None else f"{lines} lines")
+        beam = self._experiment(name)[0].decoding.beam_size if beam is None else beam
         source, target = cost.length
         work = lines.number * (source * cost.forward.source + beam * target * cost.forward.target)
         by = "1 worker" if workers == 1 else f"{workers} workers"
@@ -296,7 +314,7 @@ class Costs:
     def scoring(self, lines: LineCount | None) -> Expected:
         """Return the expected cost of the backward model's forward passes over pairs; None: their number is unknown."""
         if lines is None or (cost := self._of_user("backward")) is None:
-            return Expected(said=f"the number of pairs {_UNKNOWN}" if lines is None else f"{lines} pairs")
+            return Expected(said=f"the number of pairs {UNKNOWN}" if lines is None else f"{lines} pairs")
         source, target = cost.length
         work = lines.number * (source * cost.forward.source + target * cost.forward.target)
         return Expected(work / (cost.time.flops / cost.time.seconds), said=f"{lines} pairs; a rough estimate")
@@ -319,7 +337,7 @@ def cleaning(lines: LineCount | None, filters: FilterConfig, workers: int) -> Ex
 def by_rate(lines: LineCount | None, rate: float) -> Expected:
     """Return the expected cost of pairs at a rate of pairs per second; None: their number is unknown."""
     if lines is None:
-        return Expected(said=f"the number of pairs {_UNKNOWN}")
+        return Expected(said=f"the number of pairs {UNKNOWN}")
     return Expected(lines.number / rate, said=f"{lines} pairs")
 
 

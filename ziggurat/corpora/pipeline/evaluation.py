@@ -22,6 +22,7 @@ from ziggurat.config.pipeline import BACK_TRANSLATION, MODELS, ModelName
 from ziggurat.config.pipeline_models import EvaluationConfig
 from ziggurat.corpora.pipeline.context import DISTILLED, PipelineContext
 from ziggurat.corpora.pipeline.corpora import fetched_origins
+from ziggurat.corpora.pipeline.costs import UNKNOWN, CorpusSizes, Costs
 from ziggurat.corpora.pipeline.models import (
     SHORTLIST,
     final_model,
@@ -33,6 +34,7 @@ from ziggurat.corpora.pipeline.models import (
     shortlists,
 )
 from ziggurat.corpora.pipeline.step import (
+    Expected,
     Step,
     Times,
     joined,
@@ -77,6 +79,8 @@ class _System:
     """A system to evaluate."""
 
     name: str
+    model: ModelName
+    """The model that it is, or is made from."""
     folder: Path
     after: dict[str, list[str]]
     served: bool = False
@@ -88,15 +92,16 @@ class _System:
 def _systems(context: PipelineContext, how: EvaluationConfig) -> list[_System]:
     found = []
     if context.config.teacher is not None:
-        found.append(_System("teacher", context.model("teacher"), of_model(context, "teacher")))
+        found.append(_System("teacher", "teacher", context.model("teacher"), of_model(context, "teacher")))
     name, model, after = final_model(context)
     if name == "student":
-        found.append(_System("student", context.model("student"), of_model(context, "student")))
+        found.append(_System("student", "student", context.model("student"), of_model(context, "student")))
     if how.int8:
-        found.append(_System(f"{name}-int8", model, after, settings=_INT8))
+        found.append(_System(f"{name}-int8", name, model, after, settings=_INT8))
     if context.config.export is not None and context.config.export.ctranslate2 is not None:
         folder = context.at("export-ctranslate2", "ctranslate2")
-        found.append(_System(f"{name}-ctranslate2", folder, {"export-ctranslate2": ["ctranslate2/*"]}, served=True))
+        after = {"export-ctranslate2": ["ctranslate2/*"]}
+        found.append(_System(f"{name}-ctranslate2", name, folder, after, served=True))
     return found
 
 
@@ -111,8 +116,9 @@ class EvaluateStep(Step):
     name = "evaluate"
     outputs = ("scores.json", "robustness.json", "translations/*")
 
-    def __init__(self, context: PipelineContext, how: EvaluationConfig) -> None:
+    def __init__(self, context: PipelineContext, how: EvaluationConfig, costs: Costs) -> None:
         self._context, self._how, self._names = context, how, context.test_names()
+        self._costs = costs
         self._threads = how.threads or usable_cpus()
         self._systems = _systems(context, how)
         self._models: list[ModelName] = [
@@ -144,6 +150,17 @@ class EvaluateStep(Step):
         perturbation_names(self._how.perturb, "evaluation.perturb")
         for metric in self._how.metrics:
             sacrebleu_metric(metric, target_language=self._context.languages[1])
+
+    def cost(self) -> Expected:
+        """Return the expected cost of the systems' translations; scores take seconds."""
+        lines = CorpusSizes(self._context).evaluated(self._how)
+        each = [self._costs.translating(system.model, lines, None, 1).seconds for system in self._systems]
+        known = [seconds for seconds in each if seconds is not None]
+        if lines is None:
+            return Expected(said=f"the number of lines {UNKNOWN}")
+        if len(known) < len(each):
+            return Expected(said=f"{lines} lines per system")
+        return Expected(sum(known), said=f"{lines} lines per system; a rough estimate")
 
     def work(self, folder: Path) -> None:
         """Translate with each system in turn, then score."""

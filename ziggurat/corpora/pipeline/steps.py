@@ -95,4 +95,4 @@ def _steps(context: PipelineContext) -> Iterator[Step]:
     for to, target in context.exports().items():
         yield ExportStep(context, to, target)
     if config.evaluation is not None:
-        yield EvaluateStep(context, config.evaluation)
+        yield EvaluateStep(context, config.evaluation, costs)
