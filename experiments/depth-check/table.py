@@ -22,7 +22,8 @@ from ziggurat.inspect.check import Reference, Verdict, judge  # noqa: E402
 from ziggurat.inspect.trial import TrialMeasures  # noqa: E402
 
 OUTCOMES = ("trains", "slow", "stuck")
-EXPECTED = {"trains": "trains", "risky": "slow", "will not train": "stuck"}
+EXPECTED = {"trains": "trains", "ignores its source": "trains", "risky": "slow", "will not train": "stuck"}
+"""EXPECTED maps a verdict to the outcome by loss, which falls even if the source is ignored (`reading.py`)."""
 UPDATE = 300
 LEARNED = 0.5
 """LEARNED is how far, in nats, below the word frequencies a run on Multi30k must be to count as training."""

@@ -32,7 +32,9 @@ def trial(
     ("nll", "encoder", "decoder", "label"),
     [
         (UNIGRAM - LEARNING - 0.01, EVEN, EVEN, "trains"),
-        (UNIGRAM - LEARNING - 0.01, HUNGRY, HUNGRY, "trains"),
+        (UNIGRAM - LEARNING - 0.01, HUNGRY, HUNGRY, "ignores its source"),
+        (UNIGRAM - LEARNING - 0.01, [STARVED * 0.99, 1.0], EVEN, "ignores its source"),
+        (UNIGRAM - LEARNING - 0.01, [STARVED, 1.0], EVEN, "trains"),
         (UNIGRAM - LEARNING + 0.01, EVEN, EVEN, "trains"),
         (UNIGRAM - LEARNING + 0.01, HUNGRY, HUNGRY, "will not train"),
         (UNIGRAM + 1, HUNGRY, HUNGRY, "will not train"),
@@ -56,6 +58,12 @@ def trial(
 )
 def test_label(nll: float, encoder: list[float], decoder: list[float], label: str) -> None:
     assert judge(trial(nll, encoder, decoder), SHALLOW).label == label
+
+
+def test_a_starved_encoder_that_is_read_all_the_same_trains() -> None:
+    below = UNIGRAM - LEARNING - 0.01
+    assert judge(trial(below, HUNGRY, EVEN, cost=READS), SHALLOW).label == "ignores its source"
+    assert judge(trial(below, HUNGRY, EVEN, cost=READS * 1.01), SHALLOW).label == "trains"
 
 
 @pytest.mark.parametrize(("middle", "label"), [(9.0, "trains"), (7.9, "risky")])
@@ -134,6 +142,6 @@ def test_evenness() -> None:
 def test_the_bar_is_how_much_a_shallow_model_learns(
     learned: float, encoder: list[float], reference: Reference, label: str
 ) -> None:
-    at = trial(UNIGRAM - learned, encoder, encoder)
+    at = trial(UNIGRAM - learned, encoder, encoder, cost=2 * READS)
     at.points[0]["nll"] = UNIGRAM - learned  # no pace
     assert judge(at, reference).label == label

@@ -90,7 +90,7 @@ def _check_text(check: DepthCheck) -> str:
     width = max(len(outcome.remedy.name) for outcome in check.remedies)
     for number, outcome in enumerate(check.remedies, start=1):
         said = outcome.verdict.findings[0].said
-        lines.append(f"  {number}. {outcome.remedy.name:<{width}}  {outcome.verdict.label:<14}  {said}")
+        lines.append(f"  {number}. {outcome.remedy.name:<{width}}  {outcome.verdict.label:<18}  {said}")
     return "\n".join(lines)
 
 

@@ -28,7 +28,7 @@ from ziggurat.system.files import write_atomically
 from ziggurat.system.small_files import json_safe, parse_json, read_bounded
 from ziggurat.system.terminal import duration
 
-Label = Literal["trains", "risky", "too early to tell", "will not train"]
+Label = Literal["trains", "risky", "too early to tell", "ignores its source", "will not train"]
 
 LEARNING = 0.1
 """LEARNING is the distance of the loss below the entropy of word frequencies, in nats per token, at which a model has
@@ -116,6 +116,8 @@ def judge(trial: TrialMeasures, reference: Reference) -> Verdict:
       Alternatively, it will be after as many updates again at its present pace, and the lowest layers of both stacks
       get gradients. This does not count if the reference has hardly learned anything, since every loss falls to word
       frequencies at first.
+    - `ignores its source`: the loss is below, but the encoder is starved and the decoder does not read the source: it
+      learns a language model. Such encoders get ever smaller gradients (experiments/depth-check).
     - `will not train`: neither, and gradients vanish on the way down both stacks, or almost entirely at the top of the
       decoder, as in plain deep post-norm; or a number is not finite.
     - `too early to tell`: neither, but the reference has hardly learned anything either.
@@ -146,6 +148,8 @@ def judge(trial: TrialMeasures, reference: Reference) -> Verdict:
     else:
         label = "risky" if reference.enough else "too early to tell"
     source = _source(last, starved=not fed)
+    if label == "trains" and not encoder.healthy and not source.healthy:
+        label = "ignores its source"
     loss = _loss(trial, nll, learned, reference, arriving=arriving and fed)
     return Verdict(label, learned, (loss, encoder, decoder, source))
 
@@ -353,7 +357,7 @@ def check_depth(
 
 # Remedies
 
-_LABELS = ("trains", "risky", "too early to tell", "will not train")  # best first
+_LABELS = ("trains", "risky", "too early to tell", "ignores its source", "will not train")  # best first
 
 
 @dataclass(frozen=True)
