@@ -18,7 +18,7 @@ from ziggurat.system.errors import Problem, printable
 
 _WINDOW = 500  # lines
 _LEAST = 100  # fewest lines of a meaningful window
-_SPREAD = 0.2  # least standard deviation of the changes in length for a window to be judged
+_SPREAD = 0.2  # minimum standard deviation of the changes in length for a window to be judged
 _CLEARLY = 0.6
 """Correlation at which a window is right; below, it must be higher than that of lines shifted either way.
 

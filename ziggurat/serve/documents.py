@@ -221,7 +221,7 @@ class Documents:
         self._folder, self._lock = folder, _locked(folder)
 
     def _reopen(self) -> None:
-        """Make another folder where a cleaner of temporary files has removed this one. Raises OSError.
+        """Make another folder if a cleaner of temporary files has removed this one. Raises OSError.
 
         It gets a new name, since somebody else may have taken the old one.
         """

@@ -140,7 +140,7 @@ def _too_large(failed: TooLarge, learner: Learner, max_tokens: int) -> Problem:
         f"a batch of {failed.batch.shape_in_words} (padding included), the largest to come, does not fit into "
         f"memory: {failed.shortage}; weights, gradients and moments alone take {readable(fixed)}. Lower "
         f"`training.batch.max_tokens` ({max_tokens}; `training.batch.accumulate` keeps updates as large), let "
-        "`training.batch.fit: true` find it, set `training.precision: bf16`, or take a smaller model",
+        "`training.batch.fit: true` find it, set `training.precision: bf16`, or use a smaller model",
         named=("training.batch.accumulate", "training.batch.fit", "training.precision"),
     )
 

@@ -72,12 +72,12 @@ def unsupported_settings(decoding: DecodingConfig) -> list[str]:
     """Return the search settings that CTranslate2 does not support."""
     found = list(unsupported_keys(dict(decoding)).values())
     if decoding.endings in ("fairseq", "marian"):
-        found.append(f"`decoding.endings: {decoding.endings}` (take `beam`)")
+        found.append(f"`decoding.endings: {decoding.endings}` (use `beam`)")
     if decoding.shortlist not in (None, EXPORT_SHORTLIST):
         found.append(f"`decoding.shortlist: {decoding.shortlist}` ({_EXPORT_SHORTLIST})")
     penalty = decoding.length_penalty
     if penalty.kind in ("gnmt", "lingvo") and (penalty.alpha or penalty.coverage):
-        found.append(f"`decoding.length_penalty.kind: {penalty.kind}` (take `power`, or `alpha=0`)")
+        found.append(f"`decoding.length_penalty.kind: {penalty.kind}` (use `power`, or `alpha=0`)")
     if penalty.word_penalty:
         found.append(f"`decoding.length_penalty.word_penalty: {penalty.word_penalty}`")
     return found
@@ -94,7 +94,7 @@ def refuse_unsupported(asked: Mapping[str, Any], made: ExportReport | None) -> N
     if missing := ", ".join(unsupported_keys(asked).values()):
         raise ConfigError(f"CTranslate2 has no {missing}; translate with the model that was exported")
     if asked.get("endings") == "candidates":  # exports are written with `beam`, which matches its search
-        raise ConfigError("CTranslate2 has no `decoding.endings: candidates` (take `beam`)")
+        raise ConfigError("CTranslate2 has no `decoding.endings: candidates` (use `beam`)")
     if made is None:
         for key in ("precision", "alignments"):
             if asked.get(key):

@@ -1,6 +1,6 @@
 """Names from other projects, which are sacreBLEU's test sets and OPUS's corpora, and from the registry.
 
-`Names.find` returns the corpus of any name.
+`Names.find` returns the corpus with any such name.
 """
 
 from __future__ import annotations

@@ -402,5 +402,5 @@ def _last_line(error: Exception) -> str:
 def _deadly(shard: Shard[Any]) -> DataError:
     return DataError(
         f"shard {shard.index} killed its worker {_MOST_DEATHS} times, possibly out of memory: give workers more, or "
-        "take a smaller `batch_tokens`. Finished work is kept"
+        "use a smaller `batch_tokens`. Finished work is kept"
     )

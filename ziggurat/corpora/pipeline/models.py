@@ -257,7 +257,7 @@ def refuse_any_language(context: PipelineContext) -> None:
             key = "bitext.train" if chosen.existing is None else f"{name}.existing"
             raise ConfigError(
                 f"`{key}`: the tags of the {said(name)} name several languages ({languages}), and `{reader}` gives it "
-                "sentences without one, which it would translate into an arbitrary language; take a model of one "
+                "sentences without one, which it would translate into an arbitrary language; use a model of one "
                 "language, or make its corpus beforehand (`ziggurat backtranslate --model-tag TAG`) and give that as "
                 "`bitext`"
             )

@@ -209,7 +209,7 @@ def _parted(tokens: Sequence[Token], pattern: regex.Pattern[str]) -> Iterator[li
 def with_own_elements(tokens: Sequence[Token], rules: MarkupRules = HTML) -> MarkupRules:
     """Return rules that allow elements known only to a program (`<link>terms</link>`) inside sentences.
 
-    If no element stands between lines, line ends do, as in chat messages and GTK's, where they are not page layout.
+    If no element separates lines, line ends do, as in messages of chats and GTK, where they are not page layout.
     """
     names = {token.name for token in tokens}
     own = {token.name for token in tokens if token.kind == "close" or token.name.isdigit()}
