@@ -147,7 +147,7 @@ def argos_reasons(experiment: Experiment) -> Iterator[str]:
     """Yield the reasons why Argos Translate cannot prepare text as this configuration does, apart from the model."""
     data = experiment.data
     if data.subword.kind == "vocabulary":
-        yield "`data.subword.kind: vocabulary`: Argos Translate segments text by a SentencePiece model"
+        yield "`data.subword.kind: vocabulary`: Argos Translate segments text with a SentencePiece model"
     if data.unicode != "none":
         yield f"`data.unicode: {data.unicode}`: Argos Translate does not normalise text (train with `unicode: none`)"
     if data.train and all(corpus.tag for corpus in data.train):

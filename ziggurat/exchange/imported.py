@@ -332,7 +332,7 @@ class TokenizerConfig(JsonForm):
     num_madeup_words: int = 8  # the default of M2M100's tokenizer
     additional_special_tokens: _Tokens = None
     extra_special_tokens: _Tokens = None
-    """The same tokens, as transformers writes them from version 5 on."""
+    """The same tokens, as transformers has written them since version 5."""
 
     def tags(self, ids: Mapping[str, int], models: Iterable[SentencePieceTokenizer]) -> list[str]:
         """Return the tokens of `ids`, in this order, that precede a text and that no text contains.

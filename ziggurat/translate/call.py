@@ -80,9 +80,9 @@ class TranslationCall:
         if constrained or (options.terms is not None and options.terms.terms):
             self._check_constraints()
         self.source_limit = decoding.max_source_pieces
-        """Most pieces of a source that is translated in one part."""
+        """Maximum number of pieces of a source that is translated in one part."""
         self.target_limit = decoding.max_length.limit
-        """Most tokens of a translation, end-of-sentence not counted."""
+        """Maximum number of tokens of a translation, end-of-sentence not counted."""
         self._positions = max_positions
         if max_positions is not None:
             self.source_limit = min(self.source_limit, max(1, max_positions - 1 - len(self.tag)))

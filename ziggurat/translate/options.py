@@ -287,7 +287,7 @@ class LineExtras:
     constraints: Sequence[Sequence[str]] = field(default_factory=list)
     """Phrases that the translations must contain: empty, or a list for each line."""
     longest: Sequence[int] = field(default_factory=list)
-    """Most tokens of each part of the translations: empty, or a number for each line."""
+    """Maximum number of tokens of each part of the translations: empty, or a number for each line."""
     numbered: bool = True
     """Whether errors name a line's number and the key that sets a limit, which mean nothing to a server's client."""
 

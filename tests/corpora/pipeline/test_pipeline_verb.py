@@ -148,8 +148,8 @@ def test_folders_of_others_are_reported_before_any_work(place: Path, ziggurat: C
     Path("w/clean/notes.txt").touch()
     for arguments, said in (
         ([], "w/clean: is in the way, and no pipeline made it; move it, or give another `folder`"),
-        (["folder=data"], "folder: data contains other files (dev.qhi, dev.qlo, test.qhi, ...): results need a folder of "
-         "their own, such as `folder: data/pipeline`"),
+        (["folder=data"], "folder: data contains other files (dev.qhi, dev.qlo, test.qhi, ...): results need a folder "
+         "of their own, such as `folder: data/pipeline`"),
         (["folder=."], "folder: . contains other files (data, my.yaml, w): results need a folder of their own"),
         (["folder=my.yaml"], "my.yaml is a file; give the name of a folder for the results"),
         (["folder=my.yaml/w"], "my.yaml is a file; give the name of a folder for the results"),

@@ -65,7 +65,7 @@ class PairFilter:
     """
 
     max_pieces: int = FilterConfig().max_pieces or 250
-    """Most subword pieces of either side, by the tokenizers of the model that translated."""
+    """Maximum number of subword pieces of either side, by the tokenizers of the model that translated."""
     max_ratio: float = MAX_RATIO
     ratio_slack: int = RATIO_SLACK
     """Pieces that the longer side may have beyond the ratio."""
