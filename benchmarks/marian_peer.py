@@ -255,7 +255,7 @@ def searches(
 
 
 def exported(folder: Path, model: Path, lines: Path, *, beam: int, batch: int) -> dict[str, list[str]]:
-    """Export a model of ours into `folder`; return the commands with which Marian translates the text `lines` with it.
+    """Export a Ziggurat model into `folder`; return the commands with which Marian translates the text `lines` with it.
 
     Their names are as in `searches`. The search is that of the exported `decoder.yml`, apart from the beam.
     """

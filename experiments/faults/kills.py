@@ -27,7 +27,7 @@ UPDATES = 24
 _MOST_KILLS = 15
 """_MOST_KILLS is the number of kills after which a run may end."""
 _PATIENCE = 120.0
-"""_PATIENCE is the most seconds that a command may take, a hundred times what it needs."""
+"""_PATIENCE is the maximum number of seconds for a command, a hundred times what it needs."""
 
 _TRAINING: dict[str, Any] = {
     "threads": 1,

@@ -67,7 +67,7 @@ def test_suggest_writes_a_configuration_that_loads(ziggurat: Ziggurat, tiny_fold
     assert link.is_symlink()
     assert "what could help, not tried (`--no-remedies`): pre-norm" in result.out
     assert result.status == 0, result.err
-    assert "as it is, since no remedy" in result.err
+    assert "unchanged, since it trains with none of the remedies" in result.err
     assert dump(load_experiment(out)) == dump(load_experiment(config, [HOPELESS]))
 
 

@@ -173,7 +173,7 @@ def test_a_batch_far_from_that_of_the_trials_gets_a_warning(
     assert f"200 updates of {asked:,} tokens per rate" in result.err
     assert (f"WARNING: an update had {asked:,} tokens here" in result.out) == (said is not None)
     assert (said or "") in result.out
-    assert "short trials lean towards high rates" in result.out
+    assert "short trials favour high rates" in result.out
 
 
 @pytest.mark.parametrize(

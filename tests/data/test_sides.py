@@ -66,7 +66,7 @@ def test_swapped_sides_are_reported_by_their_text(files: dict[str, str]) -> None
 
 def test_a_source_given_as_target_is_reported(files: dict[str, str]) -> None:
     (notice,) = noticed(files, ("train", "train-in-qlo.txt", "train-in-qlo.txt"))
-    assert "100 of 100 pairs looked at have the same text" in str(notice)
+    assert "100 of 100 pairs checked have the same text" in str(notice)
 
 
 def test_little_text_and_noise_get_no_notice() -> None:

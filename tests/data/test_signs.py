@@ -235,6 +235,6 @@ def test_prepare_reports_it_and_changes_nothing(kind: str, tmp_path: Path) -> No
     section = {"source_language": "en", "target_language": "de", "train": [corpus], "store": str(tmp_path / "store")}
     report = prepare(DataConfig.model_validate({**section, "subword": {"vocabulary_size": 350}}))
     assert report.kept == len(rows)
-    for said in ("column names", "subword pieces", "tag of a language as text"):
+    for said in ("column names", "subword pieces", "language tag as text"):
         assert [notice for notice in report.notices if said in notice]
     assert report.notices == report.as_dict()["notices"]

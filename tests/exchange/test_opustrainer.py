@@ -153,8 +153,8 @@ def test_tokenised_files_are_refused_and_vocabularies_of_others_named(tmp_path: 
         ("stages: [start, end]", "stages: []", "`stages` is missing or empty"),
         ("seed: 1111", "version: 2", "version 2 is not known"),
         ("until clean inf", "until clean two", "'two' is not a number"),
-        ("- until clean 2", "- until clean 1.9", "line 8: expected whole epochs, from 1, or `inf`; not 1.9"),
-        ("- until clean 2", "- until clean 0", "line 8: expected whole epochs"),
+        ("- until clean 2", "- until clean 1.9", "line 8: expected a number of epochs from 1, or `inf`; not 1.9"),
+        ("- until clean 2", "- until clean 0", "line 8: expected a number of epochs"),
         ("mix: [", "mix: {", "not valid YAML"),
     ],
 )

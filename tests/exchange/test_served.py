@@ -202,7 +202,7 @@ def test_a_prefix_may_be_as_long_as_with_our_translator(exported: tuple[Path, Pa
         assert [len(ours.target_tokenizer.encode([text])[0]) for text in begun] == [most, most + 1]
         (found,) = translator.translate(SENTENCES[:1], prefixes=begun[:1], **options)
         assert found.text == begun[0]
-        with pytest.raises(DataError, match=f"{most + 1} tokens, but at most {most} can be asked for; shorten"):
+        with pytest.raises(DataError, match=f"{most + 1} tokens, but at most {most} are allowed; shorten"):
             translator.translate(SENTENCES[:1], prefixes=begun[1:], **options)
 
 

@@ -106,7 +106,7 @@ def test_hostile_sentences_are_escaped_in_every_translation(tmp_path: Path, monk
     assert "b" not in found.tags
     assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 5
     assert "&amp;lt;" in text  # text that was already escaped in the data is unchanged
-    assert "; 2 are too few to tell whether by chance." in text
+    assert "; 2 are too few to rule out chance." in text
     assert text.count("<td>too few sentences to tell</td>") == len(content.translations.comparison.scores)
 
 

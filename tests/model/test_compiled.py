@@ -124,7 +124,7 @@ def test_unsupported_maps() -> None:
     for x in (drawn(2, 39), torch.empty(2, 40, device="meta")):
         with pytest.raises(ValueError, match="a map of 40 numbers on a CPU cannot take"):
             layer(x)
-    with pytest.raises(ValueError, match="the second map takes what the first one gives"):
+    with pytest.raises(ValueError, match="the second map's input must be the first one's output"):
         CompiledFeedForward(layer, layer)
     with pytest.raises(ValueError, match="between the maps"):
         CompiledFeedForward(

@@ -169,7 +169,7 @@ def test_late_answers_are_504_everywhere(serve: Serve, gate: threading.Event) ->
     assert (answer.status_code, answer.json()["error"]["type"]) == (504, "server_error")
     answer = client.post("/v2/translate", json={"text": "a", "source_lang": "DE", "target_lang": "EN"})
     assert (answer.status_code, answer.json()) == (504, {"message": "the deadline passed"})
-    assert waiting(client)["de-en"] == 0  # no client waits for them any more
+    assert waiting(client)["de-en"] == 0  # no client is waiting for them
 
 
 def test_rates_count_requests(serve: Serve) -> None:

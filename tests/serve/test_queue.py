@@ -1,4 +1,4 @@
-"""The queue: bounded, fair to clients, and free of lines for which no client waits any more."""
+"""The queue: bounded, fair to clients, and free of lines for which no client is waiting."""
 
 from __future__ import annotations
 

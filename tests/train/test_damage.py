@@ -182,7 +182,7 @@ def test_a_folder_in_the_place_of_a_link_is_named(experiment: Experiment, undama
     """`cp -rL`, zip files and cloud storage follow links."""
     run = tmp_path / "run"
     shutil.copytree(undamaged_run, run)
-    with pytest.raises(CheckpointError, match=r"last: is a folder where the link .* belongs.*remove it \(`rm -r "):
+    with pytest.raises(CheckpointError, match=r"last: is a folder in place of a link .*remove it \(`rm -r "):
         train(run, experiment, resume=True, console=QUIET)
     assert not list(run.glob(".last*"))
     shutil.rmtree(run / "last")

@@ -116,7 +116,7 @@ def test_rolling_back_uses_the_old_weights_the_next_data_and_a_lower_rate(
     _, said = train_run(run, diverging)
     assert (
         f"update 9: 3 bad updates in a row, first {LAYER}: output is NaN in the forward pass; rolled back to the "
-        "weights after update 4, on to the data that comes next, at 0.5 times the rate (1 of 3 roll backs)"
+        "weights after update 4, continuing with the data that comes next, at 0.5 times the rate (1 of 3 roll backs)"
     ) in said
     progress = read_progress(run / "last")
     assert (progress.update, progress.schedule_update, progress.roll_backs) == (14, 9, 1)
@@ -258,9 +258,7 @@ def test_a_damaged_good_checkpoint_ends_the_run_until_it_is_readable_or_gone(
         with pytest.raises(CheckpointError) as error:
             train_run(run, longer, resume=True)
         assert f"{good / 'model.safetensors'}: damaged" in str(error.value)
-        assert f"to {good}. If the disk failed only for a moment, `--resume` again; if the folder is " in str(
-            error.value
-        )
+        assert f"to {good}. If the disk failed only briefly, `--resume` again; if the folder is " in str(error.value)
         assert "damaged, remove it, and `--resume` goes back to the checkpoint before it" in str(error.value)
     assert checkpoint_folders(run) == there
 

@@ -112,5 +112,5 @@ def test_tokens_that_the_source_does_not_allow_cannot_be_requested(
     with pytest.raises(ConfigError, match=r"constraints and terminology do not go with `decoding.shortlist`"):
         translator.translate(["A dog"], constraints=[["dog"]])
     for asked in ({"shortlist": "other"}, {"precision": "bfloat16"}):
-        with pytest.raises(ConfigError, match="for the opening of a model"):
+        with pytest.raises(ConfigError, match="is set when a model is opened"):
             translator.translate(["A dog"], **asked)

@@ -275,9 +275,7 @@ def test_forced_text_stays_within_the_limit(copying: Translator) -> None:
     """Every forced token is a step of the search, so a prefix of 200,000 letters took hours and gigabytes."""
     limit = {"max_length": {"limit": 30}, "max_source_pieces": 20}
     assert copying.translate(["A dog"], prefixes=["A dog"], **limit)[0].text.startswith("A dog")
-    message = (
-        r"line 2: its prefix and constraints have \d+ tokens, but at most 30 can be asked for; shorten them, or raise"
-    )
+    message = r"line 2: its prefix and constraints have \d+ tokens, but at most 30 are allowed; shorten them, or raise"
     with pytest.raises(DataError, match=message):
         copying.translate(["A dog", "runs"], prefixes=["", "A dog runs! " * 10], **limit)
     with pytest.raises(DataError, match=message):

@@ -44,10 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     closed = sys.stdout is None and words[:1] != ["train"]
     with _unwinding() as ended, standard_streams(), _quiet() if quiet else contextlib.nullcontext():
         status = _fail(_CLOSED, 2, False) if closed else _run(words + rest, debug)
-        if ended and status not in [128 + number for number in ended]:  # something caught the exception and continued
+        if ended and status not in [128 + number for number in ended]:  # some code caught the exception and continued
             status = _stopped_by(ended[0])
     if arguments is None:  # the process is about to exit
-        gc.freeze()  # otherwise Python collects garbage in PyTorch's modules at exit, for a quarter of a second
+        gc.freeze()  # otherwise Python spends a quarter of a second at exit on collecting garbage in PyTorch's modules
     sys.exit(status)
 
 

@@ -172,7 +172,7 @@ def backtranslate(
     options = job_options(str(out), threads=threads, device=device)
     choosing = [name for name, value in {"--n-best": n_best, "--nearest": nearest}.items() if value is not None]
     if choosing and not reference:
-        raise ConfigError(f"`{choosing[0]}` is for candidates, from which references choose: add `--reference FILE`")
+        raise ConfigError(f"`{choosing[0]}` is for candidates, among which references choose: add `--reference FILE`")
     tag = (None if forward else "<bt>") if tag is None else tag or None
     # Built only for its checks: `prepare` must accept the snippet's tag and weight.
     change_section(CorpusConfig(source="-", target="-"), {"tag": tag, "weight": weight}, "data.train.0")

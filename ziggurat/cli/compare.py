@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from ziggurat.evaluate.findings import BucketTable, NgramTable, OverSeeds, Scores, SentenceTable
 
 _EXAMPLES = 3  # example sentences shown for each of two systems; the JSON has more
-_LINE = 4096  # longest part of a sentence that is shown, in characters
+_LINE = 4096  # a longer sentence is cut to this many characters
 
 
 def comparison_text(comparison: Comparison) -> str:
@@ -99,7 +99,7 @@ def _tests(scores: Scores, originals: Sequence[str]) -> str:
     """Return the differences and p-values of all pairs, and for three systems or more which beats which."""
     from ziggurat.evaluate.findings import FEWEST_CASES, USELESS_BLEU
 
-    several = len(scores.pairs) > 1  # a single p-value needs no correction for their number
+    several = len(scores.pairs) > 1  # a single p-value needs no correction for multiple tests
     head = ["p bootstrap", *(["adjusted"] * several), "p randomisation", *(["adjusted"] * several)]
     rows = [["", "difference", *head]]
     for pair in scores.pairs:
@@ -218,7 +218,7 @@ def compare(
         typer.Option(
             "--train-target",
             metavar="FILE",
-            help="Target side of the training text, for word accuracy by frequency; repeat.",
+            help="Target side of the training text, for word accuracy by frequency; repeatable.",
             rich_help_panel=TEXTS,
         ),
     ] = None,
@@ -293,7 +293,7 @@ def _compare(options: SystemOptions, *, train_target: Sequence[str], output: str
     runs = [Path(path) for path in models if (Path(path) / CHECKPOINTS).is_dir()]
     if opening.which is None and (which := common_weights(runs)):
         say(
-            "warning: not all of these runs have averaged weights, and averaging alone gains; "
+            "warning: not all of these runs have averaged weights, and averaging by itself raises scores; "
             f"`--which {which}` compares like with like"
         )
     # (2) Collect outputs, one for each path. The first model gives the language if no option did.

@@ -83,7 +83,7 @@ def fetch(
         typer.Option(
             "--mirror",
             metavar="PLACE",
-            help="Folder or URL with files at HOST/PATH, tried before their servers; repeat.",
+            help="Folder or URL with files at HOST/PATH, tried before their servers; repeatable.",
             rich_help_panel=_NETWORK,
         ),
     ] = None,
@@ -341,7 +341,7 @@ def align(
     if json and output == "-":
         raise ConfigError("`--json` and the alignments both write to standard output; name a file with `-o`")
     if save_model == "-":
-        save_model = "./-"  # a file called `-`: a binary model makes no sense on standard output
+        save_model = "./-"  # here `-` is a file's name: a binary model makes no sense on standard output
     for path in (output, save_model):
         if path is not None:
             check_output(path)

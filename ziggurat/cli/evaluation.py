@@ -66,7 +66,7 @@ def evaluate(
         typer.Option(
             "--test-set",
             metavar="[NAME=]SOURCE,REF[,REF]",
-            help="One of several test sets, in place of --source and --reference; repeat. Adds their mean.",
+            help="One of several test sets, in place of --source and --reference; repeatable. Adds their mean.",
             rich_help_panel=TEXTS,
         ),
     ] = None,
@@ -98,7 +98,7 @@ def evaluate(
 
     Example: `ziggurat evaluate runs/a --source test.de --reference test.en --confidence`
     """
-    if model is not None and is_setting(model):  # no model was named: this is the first setting
+    if model is not None and is_setting(model):  # no model was named, so this is the first setting
         overrides, model = [model, *(overrides or [])], None
     opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--source"), without_layers)
     options = job_options(threads=threads, device=device)

@@ -132,7 +132,7 @@ def suggest(check: DepthCheck, experiment: Experiment, path: str) -> str:
         return f"{path}: the configuration with {chosen.remedy.name}"
     if check.verdict.label == "trains":
         return f"{path}: the configuration as it is, since it trains"
-    return f"{path}: the configuration as it is, since no remedy that was tried trains"
+    return f"{path}: the configuration unchanged, since it trains with none of the remedies tried"
 
 
 def inspect(
@@ -240,7 +240,7 @@ def inspect(
 
 
 def _is_configuration(word: str) -> bool:
-    """Return whether an argument after the first configuration is another one, not `key=value`."""
+    """Return whether an argument after the first configuration is another configuration, not `key=value`."""
     if is_setting(word):
         return False
     return (

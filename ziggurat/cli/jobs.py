@@ -97,7 +97,7 @@ def job_options(
 ) -> JobOptions:
     """Return how the verb should work; `folder` belongs to a verb that always runs as a job.
 
-    Without `cluster`, meant for a verb that only looks, the Ray cluster is left out. Raises ConfigError for a missing
+    Without `cluster`, for a verb that only inspects, the Ray cluster is ignored. Raises ConfigError for a missing
     cluster now, since a vocabulary or an aligner may be learned before workers start.
     """
     given = _CURRENT.get() or JobOptions()

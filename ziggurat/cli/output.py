@@ -129,7 +129,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document on standard output; numbers that JSON lacks become null."""
+    """Print one JSON document on standard output; numbers that JSON cannot express become null."""
     print(json.dumps(json_safe(document), ensure_ascii=False, indent=2, allow_nan=False))
 
 
@@ -137,7 +137,7 @@ def print_json(document: Any) -> None:
 
 
 def line_count(path: str) -> int | None:
-    """Return the number of lines of a text file; None for a stream, or a packed or huge file, which take too long."""
+    """Return the number of lines of a text file; None for a stream, or for a compressed or huge file."""
     if path == "-" or not os.path.isfile(path) or compression_of(Path(path)) or os.path.getsize(path) > _COUNTED_BYTES:
         return None
     with open(path, "rb") as file:
@@ -182,7 +182,7 @@ def check_one_stream(*paths: str | None) -> None:
 
 
 def input_stream(path: str) -> tuple[BinaryIO, str]:
-    """Return `path` opened for reading (`-`: standard input; .gz, .xz, .zst are unpacked) and its name in messages."""
+    """Return `path` opened for reading (`-`: standard input; .gz, .xz, .zst are decompressed); and its name."""
     check_input(path)
     if path == "-":
         return sys.stdin.buffer, "standard input"
@@ -337,7 +337,7 @@ Ensemble = Annotated[
     typer.Option(
         "--ensemble",
         metavar="RUN",
-        help="Another model with the same vocabularies, of any architecture; repeat for more. Their probabilities are "
+        help="Another model with the same vocabularies, of any architecture; repeatable. Their probabilities are "
         "averaged.",
         rich_help_panel=WHO,
     ),
@@ -391,7 +391,7 @@ def decoding_settings(overrides: Sequence[str] | None, text_option: str) -> dict
     settings: dict[str, Any] = {}
     for override in overrides or []:
         if "=" not in override:
-            shown = printable(override, 4096)  # in full, so that it can be copied
+            shown = printable(override, 4096)  # in full, so that it can be pasted
             raise ConfigError(
                 f"`{shown}` is not a decoding setting such as beam_size=8; to translate a file, write "
                 f"`{text_option} {shown}`"

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ziggurat.evaluate.significance import Effect, PairwiseTest, Robustness
 
 _SIGNIFICANT = 0.05
-_SHOWN = 4096  # longest part of a path or signature that is shown, in characters
+_SHOWN = 4096  # a longer path or signature is cut to this many characters
 
 
 def perturb(
@@ -151,7 +151,7 @@ def _perturb(
         if page == "-" and json:
             raise ConfigError("`--page -` and `--json` both write to standard output; name a file")
         check_page(page, "--page", options.source, *options.references)
-        if find_spec("jinja2") is None:  # found out before hours of translating
+        if find_spec("jinja2") is None:  # checked here, before hours of translating
             raise ConfigError("`--page` needs jinja2: pip install 'ziggurat-mt[report]'")
     # (2) Every system translates all lines, perturbed and not, in one go. The first model gives the languages.
     perturbed: PerturbedSet | None = None
@@ -208,7 +208,7 @@ def _text(results: Robustness) -> str:
     for metric, signature, up in zip(results.metrics, results.signatures, results.higher_is_better, strict=True):
         direction = "" if up else " (lower is better)"
         tables = []
-        for system in results.systems:  # next to each other they would be wider than a terminal
+        for system in results.systems:  # side by side they would not fit a terminal
             name = printable(system) if len(results.systems) > 1 else ""
             rows = [[name, "cases", "as it is", "perturbed", "difference", "adjusted p"]]
             for perturbation in results.perturbations:
@@ -227,7 +227,7 @@ def _text(results: Robustness) -> str:
                 lines = [[one.perturbation, label, *_tested(one)] for one, label in zip(own, labels, strict=True)]
                 parts.append(aligned([[title, "", "difference", "adjusted p"], *lines]))
     if any(effect.p is None for effect in results.effects):
-        parts.append(f"too few: it takes {FEWEST_CASES} cases to tell a difference from chance")
+        parts.append(f"too few: telling a difference from chance takes {FEWEST_CASES} cases")
     if results.left_out:
         parts.append(f"Left out, since they change no line: {', '.join(results.left_out)}")
     return "\n\n".join(parts)

@@ -212,7 +212,7 @@ def pipeline(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Go from corpora to a small fast student with one file; stop at any time and repeat the command to resume.
+    """Turn corpora into a small, fast student with one file; stop at any time and repeat the command to resume.
 
     Examples: `ziggurat pipeline demo`, `ziggurat pipeline starter --print > my.yaml`, `ziggurat pipeline my.yaml`
     """

@@ -288,7 +288,7 @@ def _check_small(name: str | None, small: bool, corpus: tuple[str, str] | None, 
 
 
 def _has(find: str | None, *texts: str) -> bool:
-    """Return True if each word of `find` is in one of the texts, ignoring case."""
+    """Return True if every word of `find` is in one of the texts, ignoring case."""
     together = "\n".join(texts).casefold()
     return all(word in together for word in (find or "").casefold().split())
 

@@ -118,7 +118,7 @@ def _record_text(record: Record) -> str:
         known = f"{depth:.0f}" if math.isfinite(depth) else "–"  # not finite for a model that has diverged
         lines.append(f"{stack}: effective depth {known}; loss{' (BLEU)' if bleu else ''} without n layers: {steps}")
         order = pruning_order([row[n] for n, row in enumerate(values["loss_without"][stack])])
-        lines.append(f"  worth least, first: {', '.join(f'{stack}.{n + 1}' for n in order)}")
+        lines.append(f"  worth least, lowest first: {', '.join(f'{stack}.{n + 1}' for n in order)}")
     return "\n".join(lines)
 
 
@@ -237,7 +237,7 @@ def _described(folder: Path) -> Path:
 
 
 def _pipeline_of(folder: Path) -> tuple[Path, str | None] | None:
-    """Return the pipeline's folder and the name of the step if `folder` belongs to one; None for other folders."""
+    """Return the pipeline's folder and the step's name if `folder` belongs to a pipeline; None for other folders."""
     if (folder / _BEGUN).is_file():
         return folder.parent, folder.resolve().name
     return (folder, None) if any(folder.glob(f"*/{_BEGUN}")) else None

@@ -241,7 +241,7 @@ def comet_environment(model: str | None, device: str) -> CometEnvironment:
 def check_test_set(
     test_set: TestSet, metrics: Iterable[str], comet: CometEnvironment | None, *, compare: bool = False
 ) -> None:
-    """Print notices on how lines are split into words; raise ConfigError if a metric cannot be computed.
+    """Print notices about word segmentation; raise ConfigError if a metric cannot be computed.
 
     Call this before anything is translated, which may take hours. `compare` needs BLEU's tokenizer whatever the
     metrics, so its message does not suggest leaving BLEU out.

@@ -56,7 +56,7 @@ def train(
         raise ConfigError(f"`--resume` takes its configuration from {run}; leave out `{given[0]}`")
     if not resume and (not given or is_setting(given[0])):
         raise ConfigError("name a configuration file or recipe first (or use `--resume`)")
-    # Report mistakes in the configuration before the seconds that importing PyTorch takes.
+    # Report mistakes in the configuration before importing PyTorch, which takes seconds.
     named = None if resume else load_named(given[0], given[1:])
     leave_with_launcher()
     with importing():

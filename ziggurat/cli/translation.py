@@ -80,7 +80,7 @@ def translate(
             "--document",
             metavar="FILE",
             help="Word, OpenDocument, PowerPoint, EPUB, HTML, subtitles, XLIFF, ...: translated whole, by the "
-            "ending of its name; repeat for more, with a folder as --output.",
+            "ending of its name; repeatable, with a folder as --output.",
             rich_help_panel=WHAT,
         ),
     ] = None,
@@ -89,7 +89,7 @@ def translate(
         typer.Option(
             "--protect",
             metavar="REGEX",
-            help="With --document: keep what this pattern matches unchanged; repeat for more.",
+            help="With --document: keep what this pattern matches unchanged; repeatable.",
             rich_help_panel=WHAT,
         ),
     ] = None,

@@ -41,10 +41,10 @@ _MOVED = 3.0
 _FAR = 4
 """_FAR is the factor by which batches may be larger or smaller than those tried."""
 _LEAN = (
-    "short trials lean towards high rates: on Multi30k at 6-6 layers 200 updates preferred 0.008, and 600 preferred "
+    "short trials favour high rates: on Multi30k at 6-6 layers 200 updates preferred 0.008, and 600 preferred "
     "0.002, by 0.27 nats; for long training use more `--updates`, or try a half and a quarter of this rate too"
 )
-"""_LEAN is a caution measured in experiments/depth-benchmark."""
+"""_LEAN is a warning based on a measurement in experiments/depth-benchmark."""
 _KEPT = ".trials.json"
 """_KEPT is the suffix of the file that keeps finished trials, replacing that of `--out`."""
 
@@ -71,7 +71,7 @@ def tune(
         str | None,
         typer.Option(
             "--rates",
-            help="Peaks to try; while the best is at an end, the next is tried too, up to three. "
+            help="Peaks to try; if the best is at an end of the range, up to three more beyond it are tried. "
             "Default: 5e-4,1e-3,2e-3,4e-3.",
         ),
     ] = None,
@@ -97,7 +97,7 @@ def tune(
     """Find the learning rate of a large model on small ones.
 
     The small models are trained for some updates with several rates. With `model.transfer` (CompleteP), their best rate
-    is right for the large model, which is never trained here.
+    also suits the large model, which is never trained here.
 
     Example: `ziggurat tune my.yaml --out tuned.yaml`
     """

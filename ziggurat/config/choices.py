@@ -161,7 +161,7 @@ def choices() -> tuple[NamedChoice, ...]:
 
 
 def _value(axis: str, value: str, group: Sequence[KeyDescription]) -> NamedChoice:
-    group = sorted(group, key=lambda entry: entry.path.count("."))  # a key for both stacks comes before that of one
+    group = sorted(group, key=lambda entry: entry.path.count("."))  # a key for both stacks comes first
     keys, meaning = tuple(e.path for e in group), group[0].meaning
     facts = _ROWS[axis].get(value) if axis in _ROWS else None
     if facts is None:
@@ -186,7 +186,7 @@ _CHOSEN_BY = {"history": "model.encoder.history", "attention": "model.decoder.at
 
 
 def _heeding(key: str) -> tuple[str, ...]:
-    """Return the choices with which an option of kinds has an effect; () if `key` is not such an option."""
+    """Return the choices with which a kind's option has an effect; () if `key` is not such an option."""
     option = key.removeprefix("model.")
     return tuple(
         f"{_CHOSEN_BY.get(axis, f'model.{axis}')}: {kind}"
@@ -233,13 +233,13 @@ TERMS = (
     OutputTerm(
         "nll", "-log p of the gold token, in nats per token, without label smoothing; perplexity is e^nll", _MEASURES
     ),
-    OutputTerm("gradient norm", "length of the loss's gradient over all parameters of a layer", _MEASURES),
-    OutputTerm("beta", "factor by which a sub-layer changes the length of the gradient on its way down", _MEASURES),
+    OutputTerm("gradient norm", "norm of the loss's gradient over all parameters of a layer", _MEASURES),
+    OutputTerm("beta", "factor by which a sub-layer changes the norm of the gradient on its way down", _MEASURES),
     OutputTerm("beta_ln", "the part of beta that comes from layer normalisation after the addition", _MEASURES),
     OutputTerm("beta_rc", "the part of beta that comes from the residual connection", _MEASURES),
     OutputTerm("variance", "Var(r): variance over channels of stream plus branch, before any normalisation", _MEASURES),
     OutputTerm(
-        "r", "length of the gradient at a stack's first output over that at its last (Bapna et al. 2018)", _MEASURES
+        "r", "norm of the gradient at a stack's first output divided by that at its last (Bapna et al. 2018)", _MEASURES
     ),
     OutputTerm(
         "evenness", "smallest over largest gradient norm of a stack's layers", "docs/depth-check.md#the-depth-check"
@@ -301,7 +301,7 @@ def _has(experiment: Experiment, choice: NamedChoice) -> bool:
         return False
     plain = {(key, axis) for key, axis, _ in kinds_in_use(ModelConfig())}
     if any((key, axis_of(key)) in plain for key in choice.keys):
-        # This resolves a stack's own residual, settings that RNMT+ lacks, and the like.
+        # This resolves a stack's own residual, settings that RNMT+ lacks, and similar cases.
         return f"{axis_of(choice.keys[0])}: {choice.value}" in used
     values = [value for key in choice.keys for value in _values(experiment, key.split("."))]
     if choice.value is not None:
@@ -337,7 +337,7 @@ def refused_with(choice: NamedChoice) -> dict[str, str]:
         if other.value is None or not other.keys[0].startswith("model.") or other.keys[0] in choice.keys:
             continue
         for key in other.keys:
-            if key.count(".") == other.keys[0].count("."):  # a key of a single stack is refused as the one of both is
+            if key.count(".") == other.keys[0].count("."):  # a key for a single stack is refused like the one for both
                 alone = _written(other, key)
                 reason = _refusal({**alone, **mine, key: other.value})
                 if reason is not None and _refusal(alone) is None:

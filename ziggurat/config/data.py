@@ -16,7 +16,7 @@ Bound = Annotated[float, Field(ge=-1e9, le=1e9)]
 
 
 class ScoreConfig(Section):
-    """A score that another tool gave every pair of a corpus, such as Bicleaner or OpusFilter, and its limits."""
+    """A score from another tool, such as Bicleaner or OpusFilter, for every pair of a corpus, and its limits."""
 
     path: PathText | None = None
     """File with one score per line (or a glob that matches as many files as the corpus): plain numbers, .tsv or .jsonl,
@@ -66,7 +66,7 @@ class AgreementConfig(Section):
 
 
 class NearDuplicateConfig(Section):
-    """Removal of pairs nearly equal to an earlier one, found by sketches of their characters in a fixed memory."""
+    """Removal of near-duplicates of earlier pairs, found by sketches of their characters in fixed memory."""
 
     similarity: Annotated[float, Field(ge=0.5, le=0.95)] = 0.8
     """Share of common character sequences (Jaccard similarity) at which at least half of such pairs are found. Case,
@@ -131,7 +131,7 @@ class FilterConfig(Section):
     `pairs` drops those with both sides there, `sides` those with either side. A warning names those that are kept."""
 
 
-_MAX_CORPORA = 10_000  # a store numbers them by 16 bits
+_MAX_CORPORA = 10_000  # a store numbers them with 16 bits
 CorpusFormat = Literal["auto", "text", "tsv", "jsonl", "parquet"]
 Language = Annotated[str, Field(pattern=r"^[A-Za-z]{2,8}([-_][A-Za-z0-9]{1,8})*$")]
 SubwordKind = Literal["bpe", "unigram", "existing", "vocabulary"]
@@ -337,7 +337,7 @@ class DataConfig(Section):
             if stage.until.epochs is None and stage.until.patience is None:
                 raise ConfigError.of(f"stages.{number}", "never ends: give its `until` either `epochs` or `patience`")
         if self.stages and self.stages[-1].until.patience is not None:
-            raise ConfigError.of("patience", "of the last stage is the run's: set `training.stop.patience`")
+            raise ConfigError.of("patience", "of the last stage is that of the run: set `training.stop.patience`")
         if self.stages and (self.sampling_temperature != 1 or any(corpus.weight != 1 for corpus in self.train)):
             raise ConfigError.of("stages", "sets how corpora are mixed: leave out `sampling_temperature` and `weight`")
         changed = [self.modifiers, *(stage.modifiers for stage in self.stages if stage.modifiers)]

@@ -161,7 +161,7 @@ def copied_layers(strategy: CopyStrategy, old: int, new: int) -> list[int | None
     `interpolate` every layer in place; `random` copies none. `midas` copies block ceil(n / 2) of n blocks of g layers
     in place, and `lidas` layers (L - g) / 2 + 1 to (L + g) / 2 of L, which are the same block if n is odd. Only
     summaries of the two papers, which are about decoder-only models, were available; that MIDAS takes the lower of two
-    middle blocks and that LIDAS rounds down is our reading.
+    middle blocks and that LIDAS rounds down is an interpretation.
     """
     kept, added = list(range(old)), new - old
     match strategy:
@@ -203,7 +203,7 @@ def ungrowable(model: ModelConfig, strategy: CopyStrategy, *, decoder: bool = Fa
     if strategy in BETWEEN and RESIDUALS[kinds[0]].layer_constants:
         return Problem(
             _STRATEGY,
-            f"the copy strategy `{strategy}` moves layers up, but `residual: {kinds[0]}` computes with their number: "
+            f"the copy strategy `{strategy}` moves layers up, but `residual: {kinds[0]}` depends on their number: "
             "trained layers would compute something else",
             "use `g_top`",
         )
@@ -343,7 +343,7 @@ def _problems(config: ModelConfig, stack: str, numbers: frozenset[int]) -> Itera
     if config.memory == "hierarchical":
         yield Problem.of("model.memory: hierarchical", "depends on the numbers of layers, which would change")
     if counting := sorted({kind for kind in kinds if RESIDUALS[kind].layer_constants}):
-        number = f"`residual: {counting[0]}` computes with a layer's number, which would change for those above"
+        number = f"`residual: {counting[0]}` depends on a layer's number, which would change for those above"
         yield Problem("model.residual", number)
     if 1 in numbers and RESIDUALS[kinds[0]].first_differs:
         yield Problem("model.residual", f"`residual: {kinds[0]}` has a first layer that differs from the others")
@@ -351,7 +351,7 @@ def _problems(config: ModelConfig, stack: str, numbers: frozenset[int]) -> Itera
         key = next(iter(residuals))
         yield Problem(f"model.{key}", f"`{key}`: all layers read the values of the first")
     if (kinds[0], kinds[-1]) != (left[0], left[-1]):
-        ends = f"the {stack} starts and ends like its first and last layers, but one of their kinds would be gone"
+        ends = f"the {stack} starts and ends like its first and last layers, and no layer of one of these kinds is left"
         yield Problem(f"model.{stack}.ranges", ends)
 
 

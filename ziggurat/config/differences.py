@@ -49,7 +49,7 @@ def _computing(model: ModelConfig) -> dict[str, object]:
     flat |= {"encoder.d_ff": model.encoder_d_ff}
     flat.pop("residual")
     flat |= _of_norms(model) | _of_combinations(model)
-    # By layer, because different ranges may describe the same computation.
+    # Layer by layer, because different ranges may describe the same computation.
     for name in ("encoder", "decoder"):
         kinds = model.residuals(decoder=name == "decoder")
         flat[f"{name}.ranges"] = kinds if len(set(kinds)) > 1 else None

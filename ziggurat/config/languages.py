@@ -50,7 +50,7 @@ for _entry in _TABLE.replace("\n", " ").split(";"):
     _NAMES[_code] = _name
     _SHORT |= dict.fromkeys([*_long.split("/"), _name.lower()], _code)
 
-# Languages and scripts written from right to left; with several scripts, a language is listed if this is usual.
+# Languages and scripts written from right to left; a language with several scripts is listed if its usual one is.
 _FROM_THE_RIGHT = """
 ar arc arb ary arz apc acm ajp aeb azb bal bgn bqi brh ckb dv fa glk he iw ji jrb khw ks lad lrc luz mzn nqo pbt pes pnb
 prs ps rhg sam sd sdh skr syc syr tmr trw ug ur ydd yi az-iq az-ir kk-cn ku-iq ku-ir ky-cn pa-pk tg-pk uz-af
@@ -71,7 +71,7 @@ def main_language(code: str) -> str:
 
 
 def is_right_to_left(code: str) -> bool:
-    """Return whether a language is written from right to left, by the script in its code or its usual script."""
+    """Return whether a language is written from right to left, in the script of its code or its usual one."""
     first, *others = re.split("[-_.@]", code.strip().lower())
     short = main_language(first)
     if scripts := [part for part in others if len(part) == 4 and part.isalpha()]:
@@ -97,7 +97,7 @@ def check_language_code(code: str, option: str) -> None:
 def language_doubt(code: str, key: str) -> Problem | None:
     """Return a warning if `code`, the value of `key`, does not look like an ISO 639 code, for example a name.
 
-    Three-letter codes are never questioned, because thousands exist.
+    Three-letter codes never cause a warning, because thousands exist.
     """
     first = _first(code)
     if main_language(code) in _NAMES or (len(first) == 3 and first.isascii() and first.isalpha()):

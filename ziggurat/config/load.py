@@ -61,7 +61,7 @@ def _suggested_key(location: Sequence[str | int], root: type[BaseModel]) -> str:
     inside = dotted(location[:-1])
     paths = _all_paths(root)
     below = [path for path in paths if path.startswith(f"{inside}.") or not inside]
-    # In other sections only exact names count: a part of a name means something else in most of them.
+    # In other sections only exact names count, because part of a name usually means something else there.
     found = (
         [path for path in below if path.rsplit(".", 1)[-1] == other]
         or [path for path in below if path.rsplit(".", 1)[-1].startswith(wrong)]
@@ -285,7 +285,7 @@ _TYPE = re.compile(
 
 
 def _broken_rule(error: Any) -> Exception | None:
-    """Return the exception from our own rule behind a pydantic error; None for pydantic's own errors."""
+    """Return the exception that one of our own rules raised and pydantic wrapped; None for pydantic's own errors."""
     return error["ctx"]["error"] if error["type"] == "value_error" else None
 
 
@@ -297,7 +297,7 @@ def _explain(error: Any, name: str, lines: Lines, overridden: set[tuple[str | in
     if isinstance(broken := _broken_rule(error), ConfigError):
         known = _complained_of(broken, location, lines, overridden) or known
     inside = any(o[: len(location)] == location for o in overridden)
-    # The file alone may break a rule of the whole or of one of its sections.
+    # The file alone may break a rule of the whole configuration or of one section.
     of_both = inside and (not location or location in lines) and location not in overridden
     from_command_line = not of_both and (inside or any(location[: len(o)] == o for o in overridden))
     where = "command line" if from_command_line else f"{name}, line {lines[known]}" if known else name

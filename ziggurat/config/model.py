@@ -214,7 +214,7 @@ class AttentionConfig(Section):
 
 
 class CombinationConfig(Section):
-    """Combination of layers in every history except `latest`."""
+    """How every history except `latest` combines layers."""
 
     start: Literal["average", "one", "last"] = "average"
     """Initial weights of `dlcl`, `blocks` and `top_only`. `average`: 1/n for the n outputs combined; `one`: 1; `last`:
@@ -450,7 +450,7 @@ class ModelConfig(Section):
         return list(dict.fromkeys(chosen))
 
     def history_norm(self, *, decoder: bool) -> HistoryNorm:
-        """Return where a stack normalises its combinations of layers, if its history has any."""
+        """Return where a stack normalises its combinations of layers, if its history makes any."""
         chosen = self.combination.norm
         return RESIDUALS[self.residuals(decoder=decoder)[-1]].history_norm if chosen == "auto" else chosen
 

@@ -203,7 +203,7 @@ def _solver(model: ModelConfig) -> Iterator[Problem]:
         yield Problem.of(chosen, f"computes the first layer's values several times, but `{key}` needs them once")
     if model.stack_init(decoder=False).kind == "admin":
         yield Problem.of(
-            chosen, "passes each sub-layer several times, but `init.kind: admin` adds up the variances of one pass"
+            chosen, "calls each sub-layer several times, but `init.kind: admin` adds up the variances of one pass"
         )
 
 

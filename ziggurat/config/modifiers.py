@@ -53,7 +53,7 @@ class MergeConfig(ModifierConfig):
 
 
 class NoiseConfig(ModifierConfig):
-    """Replacement of a pair with the same random words of one script on both sides: the model learns to copy."""
+    """Replacement of a pair by random words, the same on both sides, so that the model learns to copy."""
 
     min_word_length: Words = 2
     """Minimum number of characters in a word."""

@@ -48,7 +48,7 @@ def _unused_in_inits(model: ModelConfig) -> Iterator[str]:
     """
     inits, said = model.inits, InitConfig()
     if len(inits) == 3 and model.init.kind != said.kind and not INITIALISATIONS[model.init.kind].outside:
-        yield "model.init.kind"  # both stacks have their own, and it does nothing outside them
+        yield "model.init.kind"  # both stacks have their own, and it has no effect outside them
     for name, init in inits.items():
         heeded = {option for one in (inits.values() if name == "init" else (init,)) for option in _heeded_in(one)}
         heeded -= {"init.qkv"} if model.family == "rnmt" else set()

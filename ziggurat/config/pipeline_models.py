@@ -180,7 +180,7 @@ class DistillationConfig(TranslationConfig):
 
 
 class FilterStepConfig(Section):
-    """Cross-entropy filter (docs/students.md): drops the pairs whose source the backward model finds least likely."""
+    """Cross-entropy filter (docs/students.md): drops pairs whose source the backward model finds least likely."""
 
     keep: float = Field(default=0.95, gt=0, le=1)
     """Share of the pairs to keep."""
@@ -233,7 +233,7 @@ class ShortlistConfig(Section):
 
 
 class TargetConfig(Section):
-    """A model exported for another toolkit and compared with ours (docs/export.md)."""
+    """A model exported for another toolkit and compared with the original (docs/export.md)."""
 
     quantization: str | None = None
     """`int8`, `float32`, ...; null: the target's default, fp32 for most."""
@@ -268,7 +268,7 @@ class EvaluationConfig(Section):
     perturb_lines: Size = Field(default=500, ge=1)
     """Number of lines of the test set to perturb, from the first."""
     int8: bool = True
-    """Also evaluate the final model in int8 with our own engine (on CPUs)."""
+    """Also evaluate the final model in int8 with the PyTorch engine (on CPUs)."""
     speed_lines: Size = Field(default=500, ge=0)
     """Lines of the first test set to translate, after a warm-up, to measure speed; 0: speed is not measured."""
     threads: Threads | None = Field(default=None, ge=1)

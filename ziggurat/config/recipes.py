@@ -237,7 +237,7 @@ def _resolve(file: _PaperFile, row: SystemRow) -> PaperRecipe:
     for part in (*(fragment.set for fragment in used), row.set):
         content = joined(content, part)
     comments = tuple(fragment.comment for fragment in used if fragment.comment)
-    # Merging leaves the keys in the fragments' order, which no one expects.
+    # Merging leaves the keys in the fragments' order, which would surprise readers.
     return PaperRecipe(file.paper, row, comments, ordered(content))
 
 
@@ -359,7 +359,7 @@ RULES: tuple[tuple[str, Callable[[dict[str, Any]], None]], ...] = (
     (
         "The factor of `noam` gives the paper's highest rate at the new width and warm-up; the paper's factor would "
         "give 12 to 37 times as much. It is halved if the decoder has more than "
-        f"{_DEEP} layers, which bear less in such small updates: DS-Init at 18-18 stalls at the full rate and trains "
+        f"{_DEEP} layers, which bear less in such updates: DS-Init at 18-18 stalls at the full rate and trains "
         "at half; plain post-norm stalls at both. Other schedules state their highest rate, which is unchanged.",
         _rate,
     ),

@@ -326,7 +326,7 @@ def axis_of(key: str) -> str:
 def other_names_of(value: str, key: str) -> tuple[str, str]:
     """Return what an invalid `value` of `key` may mean, as a name in ALIASES and as a value of another key.
 
-    Each is a value of `key` or `another.key=value`; "" if it has no meaning.
+    Each is a value of `key`, or `another.key=value`, or "" if it has no meaning.
     """
     by_name = by_value = ""
     for target, names in ALIASES.items():

@@ -1,7 +1,7 @@
 """The base of every configuration section: frozen, typed, no unknown keys, and no number without a bound.
 
 Every number has one of the types here, or a bound in its own `Field`. An absurd value (a size beyond any memory, a seed
-beyond 64 bits) is then rejected with its key, not hours later by some library.
+beyond 64 bits) is then rejected at once with its key, not hours later by some library.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The word aligner: both directions trained on the same pairs (ziggurat.data.hmm), and their symmetrised links.
+"""The word aligner: both directions, trained on the same pairs (ziggurat.data.hmm), and their symmetrised links.
 
 The module starts with the words that alignments count and the links between them, in the Pharaoh format that all
 aligners write.
@@ -174,7 +174,7 @@ def split_words(text: str, rule: WordRule) -> list[str]:
 
 
 def word_spans(text: str, rule: WordRule) -> list[tuple[int, int]]:
-    """Return the first character and end of each word of `split_words`, so that `text[first:end]` is the word."""
+    """Return the start and end of each word of `split_words`, so that `text[first:end]` is the word."""
     return [match.span() for match in (_SPLIT if rule == "split" else _BLANKS).finditer(text)]
 
 
@@ -206,7 +206,7 @@ def parse_links(line: str, source_words: int | None, target_words: int | None, p
         if words is not None and worst is not None and worst[number] >= words:
             raise DataError(
                 f"{place}: the link {worst[0]}-{worst[1]} names {side} word {worst[number]}, but the {side} has "
-                f"{words} (from 0): is it the alignment of other text, or of words split by another rule?"
+                f"{words} (from 0): is it an alignment of other text, or of words split by another rule?"
             )
     return links
 
@@ -274,8 +274,8 @@ def symmetrise(forward: Collection[Link], backward: Collection[Link], how: Symme
 
 
 MOST_WORDS = 1000
-"""Most words on a side of a pair that is aligned: time grows with the square of one side times the other."""
-_TRAINING_WORDS = 200  # maximum number of words on a side of a pair that is trained on
+"""Maximum number of words on a side of a pair to align: time grows with the square of one side times the other."""
+_TRAINING_WORDS = 200  # maximum number of words on a side of a training pair
 
 _FORMAT = "ziggurat-aligner-1"
 _MOST_BYTES = 1 << 34
@@ -286,7 +286,7 @@ _DIRECTIONS = ("forward", "backward")
 class Aligner:
     """A trained word aligner.
 
-    `rule` is how it splits text into words. `words` has the lower-cased source and target words in the order of their
+    `rule` says how it splits text into words. `words` has the lower-cased source and target words in the order of their
     numbers. `directions` are source to target and target to source.
     """
 

@@ -30,7 +30,7 @@ phrase determines it:
 - Every third transitive verb has three unrelated meanings: alone, with `ul` and with `eb`.
 - Ten nouns are homographs with two translations; the field of their clause's verb decides between them.
 - There is no comma before the final mark, and the first letter is a capital. Sentences have 4 to 20 Low Babel words,
-  which are drawn by the Zipf-Mandelbrot law, p ~ 1 / (rank + 2.7), within their kind.
+  which are drawn by the Zipf-Mandelbrot law, p ~ 1 / (rank + 2.7), among words of their kind.
 
 Words and rules are constants; `seed` chooses only the sentences. The module first defines the words (endings of the two
 languages, and a lexicon invented from their sounds), then the sentences.
@@ -212,7 +212,7 @@ class BabelLexicon:
         self.ditransitive = coin.verbs(8)
         self.prepositions = Ranked([(coin.low(), coin.high([[""]])[0]) for _ in range(6)])
         self.adverbs = Ranked([Adverb(coin.low(), coin.high([[""]])[0], rank % 3) for rank in range(12)])
-        vowels = ("o", "a")  # by gender: it shows in names, unlike in nouns
+        vowels = ("o", "a")  # by gender, which shows in names but not in nouns
         names = [(coin.word((*_LOW_SOUNDS[:2], ["n" + vowels[rank % 2]]), 2, ("",)), rank % 2) for rank in range(150)]
         self.names = Ranked([(name.capitalize(), gender) for name, gender in names])
 
@@ -243,7 +243,7 @@ class AlignedPair(NamedTuple):
 
 
 class _Word(str):
-    """A word with its meaning: words of the two languages with a common meaning are linked.
+    """A word with its meaning; words of the two languages that share a meaning are linked.
 
     Attributes:
         meaning: number of its meaning; -1: no word of the other language has its meaning.

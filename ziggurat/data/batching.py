@@ -99,9 +99,9 @@ def make_batches(
 ) -> list[Indices]:
     """Return the pairs of an epoch in batches of similar length, in random order: one array of indices per batch.
 
-    The choice among equally long pairs and the order of the batches depend on `seed` and `epoch`. A batch, padded to
-    its longest source and target, each rounded up to `length_multiple`, costs `sentences * max(source, target)`, at
-    most `max_tokens`. A larger `length_multiple` means fewer distinct shapes and more padding.
+    Which of equally long pairs share a batch, and the order of the batches, depend on `seed` and `epoch`. A batch,
+    padded to its longest source and target, each rounded up to `length_multiple`, costs `sentences * max(source,
+    target)`, at most `max_tokens`. A larger `length_multiple` means fewer distinct shapes and more padding.
 
     Args:
         indices: `[drawn]` pairs of this epoch (epoch_indices); repeated ones stay repeated.
@@ -165,7 +165,7 @@ def sorted_batches(
 def _length_key(source: Lengths, target: Lengths) -> Integers:
     """Return numbers by which pairs are sorted so that neighbours have similar lengths on both sides.
 
-    Pairs are sorted by the longer side, which determines the cost of a batch, then by the difference of the sides,
+    Pairs are sorted by the longer side, which determines the cost of a batch, then by the difference between the sides,
     alternately up and down, so that the last pair of one length resembles the first of the next. On Multi30k (4,096
     tokens) this pads the sides by 2.6 % and 3.7 %, in 119 batches; sorting by source, then target, by 0.6 % and 12.0 %,
     in 128.
@@ -229,8 +229,8 @@ def round_up(lengths: Integers, multiple: int) -> Lengths:
     return -(-lengths.astype(np.int32, copy=False) // multiple) * multiple
 
 
-# Uses of random streams, to separate those of one (seed, epoch). The numbers must not change: they seed the order of
-# the data, which a resumed run must repeat.
+# Uses of random streams, which separate the streams of one (seed, epoch). The numbers must not change: they seed the
+# order of the data, which a resumed run must repeat.
 _REMAINDER, _TIES, _BATCH_ORDER = range(3)
 
 
@@ -242,8 +242,8 @@ def _generator(seed: int, epoch: int, purpose: int, *more: int) -> np.random.Gen
 def largest(sentences: Integers, source: Integers, target: Integers) -> list[int]:
     """Return the indices of the one or two batches that may need the most memory, from padded lengths `[batches]`.
 
-    States of layers grow with the sum of both lengths; weights of attention, where they are kept, with their squares
-    (self-attention) and their product (cross-attention). Which of the two weighs more depends on the model.
+    States of layers grow with the sum of both lengths; attention weights, where they are kept, with the squares of the
+    lengths (self-attention) and their product (cross-attention). Which of the two weighs more depends on the model.
     """
     count, source, target = (each.astype(np.int64) for each in (sentences, source, target))
     states, weights = count * (source + target), count * (source**2 + target**2 + source * target)
@@ -284,7 +284,7 @@ class CorpusMix:
 
     `stages` are `data.stages`. Without any, the weights of the table's corpora and `temperature`
     (`data.sampling_temperature`) set the mix. Raises DataError if a stage names a corpus that the store lacks, has
-    twice, or has no pairs of.
+    twice, or has without pairs.
     """
 
     def __init__(self, table: PairTable, stages: Sequence[StageConfig], temperature: float, seed: int) -> None:

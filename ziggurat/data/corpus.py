@@ -33,7 +33,7 @@ class Store:
     """A prepared data set. `Store.open(path)` compares its files with their checksums before they are used."""
 
     def __init__(self, path: Path, manifest: Mapping[str, Any], *, verified: bool = False) -> None:
-        """`verified`: no file still has to be compared with its checksum; otherwise only the training pairs' do."""
+        """`verified`: every file has been compared with its checksum; otherwise training pairs' files have not."""
         self.path = path
         self.manifest = manifest
         self.fingerprint = str(manifest["fingerprint"])

@@ -1,7 +1,7 @@
-"""Marks left in text by a file format or another program, if a file was not read in its own format.
+"""Marks that a file format or another program leaves in text that was not read in its own format.
 
-Each kind is rare in ordinary text, so a few lines in a thousand are a sign. The exception is quotation marks around a
-text, which most of the lines must have.
+Each kind is rare in ordinary text, so even a few lines in a thousand are a sign of damage. The exception is quotation
+marks around a text, which most of the lines must have.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ESCAPE = re.compile(r"\\(?:[nrtN](?![a-z])|u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|[\"'
 # The bytes from 128 to 191 in Latin-1 and Windows-1252, and in Windows-1251.
 _LATER = "[\u0080-\u00bf" + "".join(bytes([n]).decode("cp1252", "ignore") for n in range(0x80, 0xA0)) + "]"
 _LATER_1251 = "[" + "".join(bytes([n]).decode("cp1251", "ignore") for n in range(0x80, 0xC0)) + "]"
-# Most first letters need two such characters in a row: `é »` in French may have a no-break space.
+# After most first letters, two such characters in a row are required: `é »` in French may have a no-break space.
 _MISREAD = re.compile(
     f"[\u00c2\u00c3]{_LATER}|\u00e2[\u0080\u20ac]{_LATER}|\u00f0{_LATER}{{3}}|\ufffd|\u951f\u65a4\u62f7"
     f"|(?:[\u00c4-\u00df]{_LATER}){{2}}|(?:[\u00e0-\u00ef]{_LATER}{{2}}){{2}}|(?:[\u0420\u0421]{_LATER_1251}){{3}}"

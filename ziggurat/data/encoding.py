@@ -223,7 +223,7 @@ class PairEncoder:
         return block
 
     def text(self, block: CleanedBlock, place: int) -> tuple[str, str]:
-        """Return the text of a pair of a block as its ids will spell it."""
+        """Return the text of a block's pair as its ids will spell it."""
         pair = block.source[place], block.target[place]
         sides = zip(self._tokenizers, pair, strict=True)
         source, target = (tokenizer.decode(tokenizer.encode_normalised([text])[0]) for tokenizer, text in sides)
@@ -299,7 +299,7 @@ def _dropped(block: Block, reason: str, drop: Mask, text: Callable[[Block, int],
 
 
 def block_text(tokenizers: tuple[Tokenizer, Tokenizer], block: EncodedBlock, place: int) -> tuple[str, str]:
-    """Return the text of a pair of a block as its ids spell it."""
+    """Return the text of a block's pair as its ids spell it."""
     found = []
     for tokenizer, (ids, lengths) in zip(tokenizers, (block.source, block.target), strict=True):
         end = int(lengths[: place + 1].sum())

@@ -81,7 +81,7 @@ class JumpCounts:
     def add(self, jumps: Floats, endings: Floats) -> None:
         """Add the counts of a batch: `jumps` [I + 1, I] as in Jumps.transitions, `endings` [I + 1]."""
         length = len(endings) - 1
-        # Without row 0: a start is no jump between two positions.
+        # Without row 0, since a start is not a jump between two positions.
         self._between += np.bincount(_between(length)[1:].ravel(), jumps[1:].ravel(), len(self._between))
         self._first += np.bincount(_first(length), jumps[0], JUMPS)
         self._last += np.bincount(_last(length), endings, JUMPS)
@@ -199,7 +199,7 @@ def translation_table(
     is added to every source. t is uniform at first; each iteration is one of expectation maximisation. A piece that
     occurs in no source has an empty row. `kept` is the maximum number of target pieces of a row between iterations.
     """
-    # Memory is that of the pairs and the rows: co-occurrences are computed one source piece at a time, and the row of a
+    # Memory holds only the pairs and the rows: co-occurrences are computed one source piece at a time, and the row of a
     # source piece keeps only its `kept` best entries.
     text = _Text(sources, targets, source_size)
     lengths = np.fromiter(map(len, sources), np.int64, len(sources))
@@ -261,7 +261,7 @@ class _Text:
 def _sums(ids: NDArray[np.int64], shares: NDArray[np.float64], size: int) -> tuple[NDArray[np.int64], Floats]:
     """Return the ids whose shares do not sum to 0, ascending, and the sums; `size`: number of ids."""
     sums: Any  # numpy's types mistake the sums for counts
-    if 16 * len(ids) + 10_000 < size:  # most words are rare, and a vector of all ids for each of them would take hours
+    if 16 * len(ids) + 10_000 < size:  # most words are rare, and building a vector of all ids for each would take hours
         present, places = np.unique(ids, return_inverse=True)
         sums = np.bincount(places, shares, len(present))
     else:

@@ -38,15 +38,15 @@ from ziggurat.system.small_files import JsonForm, parse_json, read_bounded, shap
 _CLEARLY = 1.15
 """Ratio of likenesses from which two texts count as clearly more similar.
 
-Measured as crossed / straight likeness, from five lines on: corpora of de-en, fr-en, cs-en, fr-de, cs-de and en-ja from
-different domains stay below 0.7 with correct sides and exceed 1.4 with swapped sides. Nearly equal languages are in
-between and raise no notice.
+Measured as crossed / straight likeness, with at least five lines: corpora of de-en, fr-en, cs-en, fr-de, cs-de and
+en-ja from different domains stay below 0.7 with correct sides and exceed 1.4 with swapped sides. Nearly equal languages
+are in between and raise no notice.
 """
 
 _BLOCK_LINES = 200  # lines taken from each block of a file, so that a sample covers more than its start
 _MOST_LINES = 2000
 _LEAST_TRIGRAMS = 200  # a handful of sentences; fewer are inconclusive
-_LEAST_LIKENESS = 0.2  # below this a text is taken for noise
+_LEAST_LIKENESS = 0.2  # below this a text counts as noise
 
 
 class Trigrams:
@@ -193,7 +193,7 @@ def _origins_of(fingerprints: Mapping[Path, str]) -> list[dict[str, Any]]:
     """Return the origins of the corpora in files, each once, in the form kept in a store's manifest.
 
     If one side no longer matches its record and the other does, the parts list it under `changed`. A record that none
-    of its files match is ignored, and so is a damaged one: an unknown origin is not a fault of the text.
+    of its files match is ignored, and so is a damaged one: an unknown origin is not a fault in the text.
     """
     records: dict[Path, tuple[Origin, dict[Path, bool]]] = {}
     for path, taken in fingerprints.items():
@@ -384,7 +384,7 @@ def side_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[Problem]
         notices += corpus.pairing.notices(corpus.key)
         if sides.equal > _COPIES * sides.lines:
             same = (
-                f"{corpus.key}: {sides.equal:,} of {sides.lines:,} pairs looked at have the same text on both sides: "
+                f"{corpus.key}: {sides.equal:,} of {sides.lines:,} pairs checked have the same text on both sides: "
                 "is the source also given as target? (`data.filters.identical` drops such pairs)"
             )
             notices.append(Problem(corpus.key, same, severity="warning", named=("data.filters.identical",)))
@@ -392,7 +392,7 @@ def side_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[Problem]
         if notice := exchanged_by_name(corpus.config, config.languages_of(corpus.config), corpus.key):
             notices.append(notice)
             continue
-        # Only with larger ones: of two corpora that differ, the smaller one gets the notice.
+        # Only with larger ones, so that of two corpora that differ, the smaller gets the notice.
         larger = training[: training.index(corpus)] if corpus in training else training
         largest = next((c for c in larger if _same_direction(c.config, corpus.config, config)), None)
         if largest is not None and _looks_swapped(largest.sides.trigrams, corpus.sides.trigrams):
@@ -442,7 +442,7 @@ def align_corpora(
     tokenizers: tuple[Tokenizer, Tokenizer],
     progress: Progress,
 ) -> None:
-    """Give the corpora without files of alignments an aligner, if `data.alignment.compute` asks for it.
+    """Give corpora without alignment files an aligner, if `data.alignment.compute` asks for it.
 
     It learns from the training corpora among them, or from all training corpora if there are none among them.
     """

@@ -18,16 +18,16 @@ from ziggurat.system.errors import Problem, printable
 
 _WINDOW = 500  # lines
 _LEAST = 100  # fewest lines of a meaningful window
-_SPREAD = 0.2  # least standard deviation of the changes in length for a window to be judged
+_SPREAD = 0.2  # minimum standard deviation of the changes in length for a window to be judged
 _CLEARLY = 0.6
 """Correlation at which a window is right; below, it must be higher than that of lines shifted either way.
 
 In aligned text in en, de, fr, cs and ja it is at least 0.49, and at least 0.37 higher than that of shifted lines.
 """
-_BETTER = 0.25  # margin by which the correlation of shifted lines is higher if they belong together
-_FARTHEST = 10  # lines by which sides are shifted against each other
+_BETTER = 0.25  # margin by which the correlation must be higher with shifted lines for the shift to be right
+_FARTHEST = 10  # maximum number of lines by which the sides are shifted against each other
 _REPEATED = 0.2  # share of the lines of a window that pair one text with different texts
-_SHARE = 0.05  # share of a corpus's windows at which there is a notice
+_SHARE = 0.05  # share of a corpus's windows from which there is a notice
 
 _Floats = NDArray[np.float64]
 
@@ -52,7 +52,7 @@ class Pairing:
         self._apart, self._repeated = _Fault(), _Fault()
 
     def see(self, source: Sequence[str], target: Sequence[str], before: int, where: str) -> None:
-        """Look at a block of pairs; `before` lines of its file, called `where`, came before it."""
+        """Look at a block of pairs; `before` is the number of lines before it in its file, called `where`."""
         count = max(1, len(source) // _WINDOW)
         size = len(source) // count
         if size < _LEAST:

@@ -138,7 +138,8 @@ class LineStream:
 
 # White space and controls except NUL; format characters that show nothing, fillers of Hangul and Khmer, variation
 # selectors, braille's blank pattern, noncharacters (U+FFFE is a byte order mark read the wrong way round), controls of
-# shorthand, music and hieroglyphs, tags. By number, so that no version of a Unicode table changes what is dropped.
+# shorthand, music and hieroglyphs, tags. Listed by number, so that what is dropped does not change with the version of
+# the Unicode tables.
 _INVISIBLE = (
     r"\s\x01-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
     r"\u2060-\u206f\u2800\u3164\ufdd0-\ufdef\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
@@ -260,7 +261,7 @@ def _sums(values: NDArray[np.generic], starts: NDArray[np.int64]) -> Lengths:
 
 
 def has_unspaced(texts: Sequence[str]) -> NDArray[np.bool_]:
-    """Return which texts have a character of a script that writes no space between words, [texts]."""
+    """Return which texts have a character of a script without spaces between words, [texts]."""
     if "".join(texts).isascii():
         return np.zeros(len(texts), np.bool_)
     codes, starts = _codes(texts)
@@ -282,7 +283,7 @@ def character_lengths(texts: Sequence[str]) -> Lengths:
 
 
 def word_counts(texts: Sequence[str]) -> Lengths:
-    """Return the number of words of each text, [texts]; characters of scripts without spaces make a word by weight."""
+    """Return the number of words of each text, [texts]; characters of scripts without spaces count by weight."""
     counts = np.fromiter((len(text.split()) for text in texts), np.int64, len(texts))
     if not (places := has_unspaced(texts).nonzero()[0]).size:
         return counts

@@ -98,7 +98,8 @@ class Batch:
     def idle(self) -> Batch:
         """Return up to two pairs of this batch with masked target tokens and no links: loss and gradients are 0.
 
-        It is for a process without a batch in an update for which others have one: it must join their collectives.
+        A process without a batch uses it in an update for which others have one, because it must join their
+        collectives.
         """
         few: dict[str, Any] = {
             name: getattr(self, name)[:2] for name in ("source", "source_mask", "target_in", "target_out")
@@ -198,7 +199,7 @@ def _fill(items: Iterator[Item], queue: Queue[Item | BaseException], stop: Event
     try:
         while not stop.is_set():
             queue.put(next(items))
-    except BaseException as error:  # of any kind, since the consumer would otherwise wait for ever
+    except BaseException as error:  # every exception, since the consumer would otherwise wait for ever
         queue.put(error)
 
 
@@ -373,7 +374,7 @@ class Loader:
             while position < len(plan):
                 end = min(position + self._batch.accumulate, len(plan))
                 mine = range(position + self._rank, end, self._count)
-                # From this plan, not the cached one, which may now belong to another epoch.
+                # Taken from this plan, not the cached one, which may now belong to another epoch.
                 places = [LoaderState(epoch, number, starts) for number in mine or [position]]
                 batches = [batch for at in places for batch in self._loaded(plan[at.batch], at)]
                 if not mine:
@@ -438,7 +439,7 @@ class Loader:
         """Sample segmentations of one side; tags stay, and overlong samples are replaced by the stored ones."""
         tokenizer = self._tokenizers[side]
         tags = set(tokenizer.tags.values())
-        # A function of these four numbers only, so that a resumed run draws the same as an uninterrupted one.
+        # Depends only on these four numbers, so that a resumed run draws the same as an uninterrupted one.
         seeds = [xxh32_intdigest(f"{self._seed} {epoch} {side} {index}".encode()) for index in indices.tolist()]
         sentences: list[Ids] = []
         for old, ids in zip(stored, tokenizer.sample(texts, seeds, regularisation), strict=True):

@@ -3,9 +3,9 @@
 For one store, the modification of a pair depends only on (seed, epoch, index), so any process draws the same at any
 time. The text of the few drawn pairs is decoded from the stored ids and segmented again.
 
-Batches are planned before that, with the length that the modifiers give to most pairs like a drawn one. A pair that
-becomes longer, or gets a piece that the vocabulary lacks, stays unmodified, so batches never exceed their budget. To
-predict lengths, each modifier is tried on a sample of pairs.
+Batches are planned before that, with the length that most pairs of a drawn pair's kind have after modification. A pair
+that becomes longer, or gets a piece that the vocabulary lacks, stays unmodified, so batches never exceed their budget.
+To predict lengths, each modifier is tried on a sample of pairs.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class PairModifier:
             links = self._table.links(indices[rows])
             for row, of_pair in zip(rows.tolist(), links, strict=True):
                 found[number, row] = first[row] if first[row] < one_to_one_count(of_pair.tolist()) else -1
-        if "noise" in self._sections:  # replaced pairs need not be changed first
+        if "noise" in self._sections:  # no need to change pairs that are then replaced
             found[1:, found[0] >= 0] = -1
         return found
 
@@ -238,7 +238,7 @@ class PairModifier:
                 rows = rows[~recased[rows]]
                 recased[rows] = True
             ids = self._table.pairs(indices[rows]) if name in _EVERY_WORD else ([], [])
-            for side in (0, 1):  # summed: the product of factors would plan far too much or too little
+            for side in (0, 1):  # added, because a product of factors would be far too large or too small
                 rooms[side][rows] += (
                     whole[side][rows] * (predicted[side].ratio(ids[side]) - 1) + predicted[side].constant
                 )
@@ -271,7 +271,7 @@ class PairModifier:
         return found
 
     def _by_piece(self, name: str, side: int) -> NDArray[np.float64]:
-        """Return for each id of a vocabulary the pieces of its text after a modifier; 1 for those without text."""
+        """Return, for each id of a vocabulary, how many pieces its text has after a modifier; 1 if it has no text."""
         tokenizer = self._tokenizers[side]
         texts = [tokenizer.decode([index]).strip() for index in range(tokenizer.size)]
         pairs = [EditablePair(text, text) for text in texts]

@@ -92,7 +92,7 @@ class EditablePair:
 
 
 def _moved_words(words: set[Span], edits: Sequence[Edit]) -> dict[Span, Span]:
-    """Return where each word is after `edits`: words that shared no character still share none."""
+    """Return the position of each word after `edits`: words that shared no character still share none."""
     found: dict[Span, Span] = {}
     last = taken = 0  # ends of the words so far, before and after
     for word in sorted(words):
@@ -105,7 +105,7 @@ def _moved_words(words: set[Span], edits: Sequence[Edit]) -> dict[Span, Span]:
 
 
 def moved(span: Span, edits: Sequence[Edit]) -> Span:
-    """Return where a part of a text is after `edits`."""
+    """Return the position of a part of a text after `edits`."""
     (first, end), (begin, shift) = span, (0, 0)
     found: int | None = None
     for edit in edits:
@@ -248,7 +248,7 @@ TAGS = (
 )
 _TURKIC, _TURKIC_I = ("tr", "tur", "az", "aze", "crh", "tt", "tat"), {"i": "İ", "ı": "I"}
 _NOISE_BYTES = 12
-"""Bytes of the words of noise inside a sentence, where each byte may take a piece: noise of arbitrary length, as in
+"""Maximum size in bytes of noise inside a sentence, where each byte may take a piece: noise of arbitrary length, as in
 OpusTrainer, would make batches uneven."""
 _END_MARKS = (".。．।۔。", "?？؟;", "!！¡")
 """Marks at the end of a sentence: those of a group mean the same. The `;` is the Greek question mark's normal form."""
@@ -401,7 +401,7 @@ def _terms(pair: EditablePair, config: TermsConfig, rng: Random, first: int, lan
         if config.replace and rng.random() < config.replace:
             hint = inserted_noise(rng)
             replaced.append(Edit(*translation, hint))
-        # In a script without spaces the marks get some.
+        # In a script without spaces, spaces are put around the marks.
         front = (" " if before and source[max(0, begin - 1) : begin].isalnum() else "") + before
         back = after + (" " if after and source[end : end + 1].isalnum() else "")
         if name == "src":

@@ -48,7 +48,7 @@ def parquet_pairs(path: Path, names: tuple[str, str], rows: int) -> Iterator[tup
                 yield source, target
                 row += batch.num_rows
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: a text in rows {row + 1} and following is not valid UTF-8 ({error.reason})") from None
+        raise DataError(f"{path}: a text in row {row + 1} or later is not valid UTF-8 ({error.reason})") from None
 
 
 def nested_hint(names: Sequence[str], fields: Mapping[str, Sequence[str]]) -> str:

@@ -73,7 +73,7 @@ def sample_sentences(
     """Yield the normalised sentences that the subword model is trained on, in file order, in constant memory.
 
     They are a random choice (a function of the counts alone) of at most `subword.sample_pairs` pairs, the same number
-    from each corpus that has enough. Pairs that the filters drop are left out, except those that they compare with
+    from each corpus that has enough. Pairs that the filters drop are left out, except those dropped by comparison with
     others: duplicates stay. `side` is `source`, `target`, or `joint` for both. Raises DataError: the filters leave none
     of the sampled pairs.
     """
@@ -117,7 +117,7 @@ def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progre
     cleaners_of(config, training)  # before the long passes: a package may be missing, a script unknown
     tags = list(dict.fromkeys(c.config.tag for c in corpora if c.config.tag is not None))
     subword = config.subword
-    # Existing ones before the long passes, since errors here are cheap to find.
+    # Existing ones are loaded before the long passes, since errors in them are cheap to find.
     existing = subword.kind in ("existing", "vocabulary")
     known = existing_tokenizers(subword, config.unicode, tags) if existing else None
     count_pairs(corpora, progress, words_of(config, known))
@@ -332,7 +332,7 @@ def reusable_store(store: Path, settings: dict[str, Any], force: bool) -> dict[s
     sweep(store)  # temporary files of a process that was killed while it updated the manifest
     if not any(store.iterdir()):
         return None
-    if not is_store(store) and not any(store.glob("*.arrow")):  # whole, or damaged: others have such names as well
+    if not is_store(store) and not any(store.glob("*.arrow")):  # neither a store nor a damaged one
         raise other
     try:
         opened = Store.open(store)
@@ -464,13 +464,13 @@ def _with_labels(
         chosen = [corpus for corpus in corpora if corpus.split == split]
         for entry, corpus in zip(manifest["corpora"][split], chosen, strict=True):
             labels: dict[str, Any] = {"name": corpus.reader.name, "weight": corpus.config.weight}
-            if corpus.origin:  # if it is no longer known, the manifest still has it
+            if corpus.origin:  # the manifest still has an origin that is no longer known
                 labels["origin"] = corpus.origin
             changed |= any(entry.get(name) != value for name, value in labels.items())
             entry.update(labels)
     if changed:
         manifest["config"] = config.model_dump(mode="json")
-        # With the lock, since otherwise a store that another process builds now could get this one's manifest.
+        # Under the lock, since otherwise a store that another process builds now could get this one's manifest.
         with contextlib.closing(Staging(store)):
             if read_manifest(store)["fingerprint"] != known:
                 raise DataError(f"{store}: another process has just prepared it again; run this again")

@@ -149,7 +149,7 @@ def _format_of(config: CorpusConfig, key: str, found: Sequence[Path]) -> str:
     for path in found:  # by the files, not the pattern: `web-*.tsv*` ends in no known suffix
         if (kind := _format(path)) is None:
             raise ConfigError(
-                f"{key}.path: cannot tell the format of {path} by its name ({', '.join(_FORMATS)} are known); "
+                f"{key}.path: cannot tell the format of {path} from its name ({', '.join(_FORMATS)} are known); "
                 f"set {key}.format"
             )
         formats.setdefault(kind, path)

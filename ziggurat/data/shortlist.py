@@ -57,7 +57,7 @@ def estimate_shortlist(
     sources, targets = store.train.pairs(np.arange(number) * len(store.train) // number)
     rows = translation_table(sources, targets, source.size, target.size)[:-1]
     counts = np.bincount(np.concatenate([np.zeros(0, np.int64), *targets]), minlength=target.size)
-    # Stable, so that ties go to the smaller id on every machine.
+    # A stable sort, so that ties go to the smaller id on every machine.
     most = np.argsort(-counts, kind="stable")[:frequent]
     special = [i for i, piece in enumerate(target.pieces(range(target.size))) if _BYTE.fullmatch(piece)]
     always = {target.eos, target.unk, *special, *most[counts[most] > 0].tolist()}

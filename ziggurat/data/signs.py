@@ -84,7 +84,7 @@ class SideSigns:
     """Lines with the ordinary forms of what `compatible` counts."""
 
     def see(self, texts: Sequence[str], before: int, where: str) -> None:
-        """Look at the lines of a block; `before` lines of its file, called `where`, came before it."""
+        """Look at the lines of a block; `before` is the number of lines before it in its file, called `where`."""
         self.lines += len(texts)
         joined = "\n".join(texts)
         pieces = any(mark in joined for mark in PIECE_MARKS)
@@ -160,7 +160,7 @@ def _parts(word: str) -> list[str]:
 def sign_notices(
     corpora: Mapping[str, CorpusSigns], config: DataConfig, *, segmented: bool, symbols: Collection[str] = ()
 ) -> list[Problem]:
-    """Return a warning on each sign of each corpus, by its key in the configuration.
+    """Return a warning for each sign in each corpus, by the corpus's key in the configuration.
 
     `segmented`: whether text is meant to be cut into pieces. `symbols`: text that is always one piece: tags that are
     among them are meant to be text.
@@ -187,12 +187,12 @@ def _side_notices(many: str, side: SideSigns, segmented: bool, symbols: Collecti
     if not segmented and side.segmented.lines > least:
         yield (
             f"{many.format(f'{side.segmented.lines:,}')} are cut into subword pieces already, the first in "
-            f"{side.segmented.first}: they would be cut once more. Give the plain text, or a vocabulary for such text "
+            f"{side.segmented.first}: they would be cut again. Give the plain text, or a vocabulary for such text "
             "(`data.subword.kind: vocabulary`)"
         )
     if side.tagged.lines > least and not side.tags <= set(symbols):
         yield (
-            f"{many.format(f'{side.tagged.lines:,}')} begin with the tag of a language as text, the first in "
+            f"{many.format(f'{side.tagged.lines:,}')} begin with a language tag as text, the first in "
             f"{side.tagged.first}: it is cut into pieces as any word is. Take it out of the text and give it as `tag` "
             "of a corpus, so that `--tag` can set it"
         )

@@ -28,7 +28,8 @@ class Verification:
 
     Training may run meanwhile, but must not save weights before `wait` has returned without an error. Reading and
     hashing run outside Python's lock, at 2 to 10 GB per second from memory. The constructor waits up to `patience`
-    seconds for the end, which is enough for most stores. It raises DataError with the file if it finds damage by then.
+    seconds for it to end, which is enough for most stores. It raises DataError with the file if it finds damage by
+    then.
     """
 
     def __init__(self, store: Store, patience: float = 1.0) -> None:
@@ -103,7 +104,7 @@ class StoreWatch:
                 return f"{path} is gone"
             if now == seen:
                 continue
-            if now[0][:2] != seen[0][:2]:  # another inode: the old file lives on under our mapping
+            if now[0][:2] != seen[0][:2]:  # another inode: this process's mapping keeps the old file alive
                 return f"{path} is another file now"
             if fingerprint(path) != self.store.manifest["files"][name]["xxh3_128"]:
                 raise DataError(
@@ -210,7 +211,7 @@ def unlike_store(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
     if not config.train:
         for settings in (old, new):
             settings["train"], settings["dev"] = [], []
-            settings.pop("alignment", None)  # it says how the corpora are aligned
+            settings.pop("alignment", None)  # this key says how the corpora are aligned
     return differences(old, new)
 
 

@@ -121,7 +121,7 @@ class UnigramSampler:
         tests = (processor.is_control, processor.is_byte, processor.is_unknown)
         special = np.array([any(test(index) for test in tests) for index in range(count)])
         unknown = float(scores[~special].min()) - _UNKNOWN_PENALTY
-        # Bytes spell unknown characters, the same ones in every segmentation, so any common score will do.
+        # Every segmentation spells unknown characters with the same bytes, so any common score will do.
         self._scores = np.where(special, unknown, scores)
 
     def sample(self, text: str, seed: int, regularisation: RegularisationConfig) -> list[int]:
@@ -131,7 +131,7 @@ class UnigramSampler:
             return cast(list[int], best[0] if best else [])
         scores = [float(self._scores[ids].sum()) * regularisation.alpha for ids in best]
         top = max(scores)
-        # Minus the best one: exp of a long text's log-probability is 0 for every segmentation.
+        # Relative to the best one, since exp of a long text's log-probability is 0 for every segmentation.
         weights = [math.exp(score - top) for score in scores]
         return cast(list[int], random.Random(seed).choices(best, weights)[0])
 
@@ -182,13 +182,13 @@ class Tokenizer(Protocol):
     def sample(
         self, texts: Sequence[str], seeds: Sequence[int], regularisation: RegularisationConfig
     ) -> list[list[int]]:
-        """Segment each text at random, as a function of its seed alone (subword regularisation)."""
+        """Segment each text at random, as a function of the text and its seed (subword regularisation)."""
 
 
 class SentencePieceTokenizer:
     """A SentencePiece model (Kudo and Richardson 2018). Control symbols that it lacks and tags follow its pieces.
 
-    Tags are tokens that only `prepare` and the translator set; text cannot produce them. Raises DataError: `model` is
+    Tags are tokens that only `prepare` and the translator add; text cannot produce them. Raises DataError: `model` is
     not a serialised SentencePiece model.
     """
 
@@ -207,7 +207,7 @@ class SentencePieceTokenizer:
             self._processor.id_to_piece(list(range(self._model_size)))
         except UnicodeDecodeError as error:  # SentencePiece loads such a model, but every use of the piece would raise
             raise DataError(f"damaged SentencePiece model (a piece is not valid UTF-8: {error.reason})") from None
-        self._names: list[str] = []  # of the ids that follow the model's own
+        self._names: list[str] = []  # the ids that follow the model's own
         self.unk = int(self._processor.unk_id())
         self.pad = self._control(self._processor.pad_id(), "<pad>")
         self.bos = self._control(self._processor.bos_id(), "<s>")
@@ -220,7 +220,7 @@ class SentencePieceTokenizer:
 
     @property
     def is_unigram(self) -> bool:
-        """True for a unigram model, which has n-best segmentations; SentencePiece does not tell the kind itself."""
+        """True for a unigram model, which has n-best segmentations; SentencePiece itself does not reveal the kind."""
         try:
             self._processor.nbest_encode("a", nbest_size=2, out_type=int)
         except RuntimeError:
@@ -325,7 +325,7 @@ def same_vocabulary(one: Tokenizer, other: Tokenizer) -> bool:
 
 def copy_tokenizers(from_directory: Path | str, to_directory: Path | str) -> None:
     """Copy the tokenizers' files; each appears whole or not at all, `vocabulary.json` last."""
-    source, target = load_tokenizers(from_directory)  # loaded, so that a damaged original is refused, not copied
+    source, target = load_tokenizers(from_directory)  # loaded first, so that a damaged original is refused, not copied
     Path(to_directory).mkdir(parents=True, exist_ok=True)
     save_tokenizers(Path(to_directory), source, target)
 
@@ -360,7 +360,7 @@ def _description(directory: Path) -> _Description:
 
 def _load(directory: Path, described: _Side) -> Tokenizer:
     path = inside(directory, described.file)
-    check_file(path)  # before parsing: SentencePiece notices no changed score
+    check_file(path)  # before parsing, because SentencePiece does not notice a changed score
     make = SentencePieceTokenizer if described.kind == "sentencepiece" else VocabularyTokenizer
     try:
         content = read_bounded(path, MAX_MODEL_BYTES)

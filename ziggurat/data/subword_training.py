@@ -111,17 +111,17 @@ def _train(config: SubwordConfig, size: int, sentences: Iterator[str], side: str
 
 
 def _said(error: str, config: SubwordConfig, key: str) -> str:
-    """Return SentencePiece's reason in terms of our keys; `key` is that of the vocabulary's size."""
+    """Return SentencePiece's reason in terms of configuration keys; `key` is that of the vocabulary's size."""
     if "sentences_.empty()" in error:
         return "there is no text to train it on"
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", error):
         what = "characters, bytes and control symbols" if config.byte_fallback else "characters and control symbols"
         return (
-            f"its {what} alone are {int(found[1]):,}; raise data.subword.{key} to that at least, or lower "
+            f"its {what} alone are {int(found[1]):,}; raise data.subword.{key} to at least that, or lower "
             "data.subword.character_coverage, which sets how many rare characters get a piece of their own"
         )
     detail = error.rpartition("] ")[2].strip() or error
-    return f"{detail} (data.subword.{key} and data.subword.character_coverage decide on its pieces)"
+    return f"{detail} (data.subword.{key} and data.subword.character_coverage determine its pieces)"
 
 
 def _demand_threads(count: int) -> None:
@@ -195,7 +195,7 @@ def _read(name: str, key: str, kind: str, unicode: UnicodeForm, tags: list[str])
         raise DataError(f"{key}: {path}: {error}", key=key) from None
 
 
-_SAMPLE_SEED = 20_17  # any number: the sample must only be the same every time
+_SAMPLE_SEED = 20_17  # an arbitrary seed, fixed so that the sample is the same every time
 
 
 def train_pair_scores(corpora: Sequence[Corpus], config: DataConfig, progress: Progress) -> Scorers:
@@ -308,7 +308,7 @@ def even_shares(sizes: Sequence[int], total: int) -> list[int]:
     """Split `total` evenly over corpora of `sizes` pairs; the shares that small ones cannot fill go to the others."""
     shares = [0] * len(sizes)
     left = min(total, sum(sizes))
-    # From the smallest, whose unused share then goes to all larger ones.
+    # Smallest first, so that its unused share goes to all larger ones.
     for position, number in enumerate(sorted(range(len(sizes)), key=lambda n: sizes[n])):
         shares[number] = min(sizes[number], left // (len(sizes) - position))
         left -= shares[number]

@@ -78,7 +78,7 @@ class ArrowShard:
         if (expected := self._checksum) is None:  # already compared, or no fingerprint to compare with
             return
         try:
-            # This very file, by the mapping's descriptor, since the name may now belong to another file.
+            # Opened by the mapping's descriptor, since the name may now belong to another file.
             whole = is_intact(Path(f"/dev/fd/{self._file.fileno()}"), expected)
         except DataError as error:
             raise refuse_damaged(self.path, error) from None
@@ -403,7 +403,7 @@ class PairTable:
         return sources, targets
 
     def _check(self, side: int, ids: list[NDArray[np.int32]], lengths: NDArray[Any], found: list[ShardBatch]) -> None:
-        """Raise DataError unless `ids` have these lengths and are in the vocabulary: the model could not say why."""
+        """Raise DataError unless `ids` have these lengths and are in the vocabulary: the model's error is obscure."""
         name = _SIDES[side]
         for row in np.flatnonzero(np.fromiter(map(len, ids), np.int64, len(ids)) != lengths)[:1]:
             raise refuse_damaged(found[row].path, f"a {name} of {len(ids[row])} pieces instead of {lengths[row]}")

@@ -22,7 +22,7 @@ from ziggurat.system.yaml_text import shown
 
 _CONTINUES = re.compile(r"@@(?: |$)")
 _WORD_START = "\u2581"
-_MARKED = 0.05  # share of tokens with this mark from which on a list is one of SentencePiece's pieces
+_MARKED = 0.05  # share of tokens with this mark from which a list counts as SentencePiece pieces
 _BYTE_PIECES = re.compile(r"(?:<0x[0-9A-F]{2}>)+")
 _CONTROL_NAMES = ("<pad>", "<unk>", "<s>", "</s>")
 
@@ -157,8 +157,8 @@ def _once(content: bytes) -> list[str]:
 _OFTEN = 10
 """Occurrences at which a piece counts as seen often. On 3,599 pairs of captions 85 % of 8,000 joint pieces have
 fewer, and 25 % of 2,000; on 157,571 pairs of Tatoeba 8 % of 8,000."""
-_TOO_MANY = 0.5  # share of rare pieces at which there is a notice
-_UNKNOWN_SHARE = 0.01  # share of unknown pieces at which there is a notice
+_TOO_MANY = 0.5  # share of rare pieces from which there is a notice
+_UNKNOWN_SHARE = 0.01  # share of unknown pieces from which there is a notice
 _SMALL = 1000  # size below which a vocabulary is only for trials
 _BYTES = 256  # pieces that only characters outside the vocabulary need
 
@@ -166,7 +166,7 @@ _BYTES = 256  # pieces that only characters outside the vocabulary need
 def size_notices(config: SubwordConfig, made: tuple[int, int]) -> list[Problem]:
     """Return a warning for each model trained for this store that has fewer pieces than were asked for.
 
-    `made` are the pieces of the source and target side, without tags.
+    `made` holds the number of pieces of the source and target side, without tags.
     """
     if config.kind not in ("bpe", "unigram"):
         return []
@@ -240,7 +240,7 @@ def unknown_notices(unknown: Sequence[int], counts: Sequence[NDArray[np.int64]])
     return found
 
 
-_FURTHER_CODES = (  # of languages without a code of two letters that FLORES-200 has, of parts of others; older codes
+_FURTHER_CODES = (  # languages of FLORES-200 without a two-letter code, and varieties of others; older codes
     "ace acm aeb ajp als apc arb ars ary arz ast awa ayr azb azj ban bem bho bjn bug ceb cjk ckb crh dik dyu fil "
     "fon fur fuv gaz hne ilo iw jw kab kac kam kbp kea khk kmb kmr knc lij lmo ltg lua luo lus lvs mag mai min "
     "mni mos nan npi nso nus ory pag pap pbt pes plt prs quy rom sat scn shn swh szl taq tpi tum tzm umb uzn vec "
@@ -256,8 +256,8 @@ _CODE = re.compile(r"([a-z]{2,3})(?:[_-](?:[a-z]{2}|[a-z]{4}|[0-9]{3}))*", re.IG
 _PRIVATE = re.compile("q[a-t][a-z]")  # codes of ISO 639-2 for private use
 _SEVERAL = "mul"  # ISO 639's code for text of several languages, which names none
 _OF_DATA = frozenset({"<bt>"})
-"""_OF_DATA are tags that name no language, but are too usual to be text: of back-translated sources."""
-_HTML = frozenset({"<hr>", "<id>", "<li>", "<th>", "<tr>", "<tt>"})  # which TAG leaves to languages
+"""_OF_DATA are tags that name no language but are too common to be text: those of back-translated sources."""
+_HTML = frozenset({"<hr>", "<id>", "<li>", "<th>", "<tr>", "<tt>"})  # not in TAG: they may name languages
 _LEADING_TAG = re.compile(
     r"""[\s\u200b\ufeff▁]*(
         <{1,2} [^\s<>]{1,24} >{1,2} | >\s?>\s?[^\s<>]{1,24}\s?<\s?< | >>[^\s<>]{1,24}>> | ＞＞[^\s＞＜]{1,24}＜＜
@@ -355,7 +355,7 @@ def unknown_text(text: str, encode: Callable[[list[str]], list[list[int]]], unk:
 def text_signs(text: str, known: Collection[str], *, segmented: bool) -> Iterator[tuple[str, str]]:
     """Yield the kind and message of each hint that a line is not plain model input: a literal tag, subword pieces.
 
-    `known` are the model's tags; `segmented`: whether it reads text that is cut into pieces.
+    `known` are the model's tags; `segmented`: whether the model reads text that is already cut into pieces.
     """
     if (tag := leading_tag(text, known)) is not None:
         own = f"this model's tags are {printable(', '.join(known), 200)}" if known else "this model has no tags"

@@ -37,14 +37,14 @@ _BLANKS = str.maketrans("", "", " \t\r\n")
 
 
 _ESCAPED = [code for code in (0x2581, 0xFDD0) if len(escape_blank_marks([chr(code)])[0]) == 2]
-"""Characters that are escaped by another character, and so count twice (ziggurat.data.subword)."""
+"""Characters that another character escapes, and which therefore count twice (ziggurat.data.subword)."""
 
 
 class WordCounter:
     """The words of one side's lines, as alignments count them, by the rule of the text.
 
-    Segmented text has the words that its pieces spell, whatever the rule. Without a tokenizer, a SentencePiece model
-    has yet to be trained.
+    In segmented text the words are those that its pieces spell, whatever the rule. There is no tokenizer while a
+    SentencePiece model has yet to be trained.
     """
 
     def __init__(self, rule: WordRule, tokenizer: Tokenizer | None = None) -> None:
@@ -152,7 +152,7 @@ class PieceUnits:
     def find(
         self, sentences: Sequence[NDArray[np.int32]], rows: NDArray[np.int64], spans: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return first piece and end of those that share a unit with each span, whose sentences are `rows` [n].
+        """Return the first piece that shares a unit with each span, in sentence `rows` [n], and the end of the last.
 
         `spans` are [n, 2], first unit and end; sentences that have any are without unknown pieces.
         """
@@ -160,7 +160,7 @@ class PieceUnits:
         ids = np.concatenate([np.zeros(0, np.int64), *sentences])
         sizes, shifts = self._sizes[ids], self._shifts[ids]
         sizes = np.maximum(sizes, 0)
-        # All sentences on one line, with a unit between any two, so that no piece of one is found for another.
+        # All sentences in one sequence, with a unit between any two, so that no piece of one is found for another.
         sentence = np.repeat(np.arange(len(sentences)), lengths)
         before = np.cumsum(sizes) - sizes
         starts = before + sentence

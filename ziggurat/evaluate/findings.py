@@ -3,7 +3,7 @@
 Each figure of a system is kept for each of its seeds (runs that differ only in the random seed), with the mean and the
 standard deviation over seeds.
 
-Tables by parts of the test set follow compare-mt (Neubig et al. 2019): words by frequency, sentences by length and by
+Tables on parts of the test set follow compare-mt (Neubig et al. 2019): words by frequency, sentences by length and by
 score; the first two are Figure 3 of Liu et al. 2020 (P3). Words are those of the first reference and of the outputs;
 lengths are counted in words.
 """
@@ -110,7 +110,7 @@ class Scores:
     def verdict(self, row: str, column: str) -> str:
         """Return `+` if `row` is significantly better than `column`, `-` if worse, otherwise `=`.
 
-        `?`: too few sentences to tell; `0`: neither translates. Significant means an adjusted p-value of the paired
+        `?`: too few sentences to decide; `0`: neither translates. Significant means an adjusted p-value of the paired
         bootstrap of at most 0.05; Table 3 of Liu et al. 2020 (P3) uses the unadjusted one. Raises KeyError if there is
         no such pair.
         """
@@ -240,7 +240,7 @@ SCORES = (10, 20, 30, 40, 50, 60, 70, 80, 90)
 
 
 def bucket_index(value: float, cutoffs: Sequence[int]) -> int:
-    """Return the index of the bucket of `value`: 0 below the first of `cutoffs`, len(cutoffs) from the last on."""
+    """Return the index of the bucket of `value`: 0 below the first of `cutoffs`, len(cutoffs) at or above the last."""
     return next((index for index, cutoff in enumerate(cutoffs) if value < cutoff), len(cutoffs))
 
 

@@ -4,8 +4,8 @@ METEOR (Lavie and Agarwal 2007) is nltk's, with nltk's parameters: the mean over
 Java program used in most papers, which has paraphrases and parameters for each language, and sums counts over the test
 set. Compare only scores with equal signatures, which name the kinds of matches.
 
-COMET (Rei et al. 2020, 2022) runs in a separate Python environment, because unbabel-comet pins versions of packages
-that conflict with ours: its Python runs comet_program.py, reads the sentences as JSON and writes the scores back.
+COMET (Rei et al. 2020, 2022) runs in a separate Python environment, because unbabel-comet pins package versions that
+conflict with ziggurat's: its Python runs comet_program.py, reads the sentences as JSON and writes the scores back.
 """
 
 from __future__ import annotations
@@ -135,10 +135,10 @@ class Comet(MeanMetric):
                 "samples": samples,
             }
             asked.write_text(json.dumps(request), encoding="utf-8")
-            # -I keeps our PYTHONPATH and the program's folder out of sys.path, where they would hide the environment's
-            # packages.
+            # -I keeps this process's PYTHONPATH and the program's folder out of sys.path, where they would hide the
+            # environment's packages.
             command = [environment.python, "-I", str(_PROGRAM), str(asked), str(answered)]
-            # Our standard output is for results, so the program's output goes to standard error.
+            # Standard output is for results, so the program's output goes to standard error.
             ended = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=2, check=False)
             return _answer(answered, len(samples), environment.python, ended.returncode)
 

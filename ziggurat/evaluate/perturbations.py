@@ -2,7 +2,7 @@
 
 That translation is made from the system's translation of the unperturbed lines: in capitals for a line in capitals,
 with the same address at its end, concatenated for lines that are joined. So the cost of a perturbation is the
-difference of two scores of one system against one reference, and does not depend on how well it translates the
+difference between two scores of one system against one reference, and does not depend on how well it translates the
 unperturbed lines.
 
 Training offers the same changes as modifiers (ziggurat.data.modifiers), whose functions are used here.

@@ -5,7 +5,7 @@ bootstrap resampling, Koehn 2004. All of them run in sacreBLEU, with its default
 
 A metric's statistics are one row of numbers per sentence. Their sum over a test set, or over any part or resampling of
 it, gives the score of that part. The numbers are n-gram counts for BLEU and chrF, edits and lengths for TER, and for
-metrics that are means over sentences the sentence's score and a one.
+metrics that are means over sentences the sentence's score and the number 1.
 
 BLEU on tokenised text, which many papers report, is not comparable with sacreBLEU's, as its signature shows. Both of
 its forms correspond to multi-bleu.perl on text tokenised like Moses' tokenizer.perl (sacremoses). Compound-split BLEU
@@ -143,7 +143,7 @@ def sacrebleu_metric(
             references=references,
         ),
         "chrf": lambda: sacrebleu.CHRF(lowercase=lowercase, word_order=chrf_word_order, references=references),
-        "ter": lambda: sacrebleu.TER(  # ignores case, like the command
+        "ter": lambda: sacrebleu.TER(  # ignores case, as the command does
             references=references, normalized=ter_by_character, asian_support=ter_by_character
         ),
     }

@@ -1,4 +1,4 @@
-"""Tests of differences between systems, and of the cost of perturbations of the source."""
+"""Tests of differences between systems, and of what perturbations of the source cost."""
 
 from __future__ import annotations
 
@@ -330,7 +330,7 @@ def judge(
         tuple(names),
         tuple(str(kind.signature()) for kind in kinds),
         tuple(kind.higher_is_better for kind in kinds),
-        f"paired bootstrap, {resamplings:,} resamplings, Holm, from {FEWEST_CASES} cases on",
+        f"paired bootstrap, {resamplings:,} resamplings, Holm, at least {FEWEST_CASES} cases",
         tuple(_harmed(scoring, trial, len(systems)) for trial in trials),
         tuple(effects),
         tuple(contests),
@@ -385,7 +385,7 @@ def _contests(of: _Measured) -> Iterator[PairwiseTest]:
 
 
 def _effect_differences(of: _Measured) -> Iterator[PairwiseTest]:
-    """Yield how much less a trial costs one system of each pair than the other, not yet corrected.
+    """Yield, for each pair, how much less a trial costs one system than the other, not yet corrected.
 
     A resample draws the same cases for both systems, perturbed and not.
     """

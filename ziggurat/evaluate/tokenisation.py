@@ -1,4 +1,4 @@
-"""The splitting of a test set into words by BLEU and TER, which depends on the language and on spaces in the text.
+"""How BLEU and TER split a test set into words, which depends on the language and on spaces in the text.
 
 sacreBLEU recommends `zh`, `ja-mecab` and `ko-mecab` for their languages. For other scripts without spaces it has no
 special rules; `char`, which splits into characters, needs no download.
@@ -29,7 +29,7 @@ _SAMPLE_LINES = 200
 # Average number of letters between spaces: words have fewer than this, unsegmented sentences more.
 _LONGEST_WORDS = {"Japanese": 4.0, "Chinese": 4.0}
 _LONGEST_OTHERS = 8.0
-_KANA_SHARE = 0.05  # Japanese text has a third of kana or more, Chinese text none
+_KANA_SHARE = 0.05  # at least a third of Japanese text is kana, none of Chinese text
 
 
 @dataclass(frozen=True)
@@ -89,5 +89,5 @@ def splitting(
     if by_character:
         ter = "TER counts Chinese and Japanese characters one by one (norm:yes and asian:yes in its signature)"
     else:
-        ter = f"TER takes {script} text between spaces for one word, and says little: go by chrF and BLEU"
+        ter = f"TER takes {script} text between spaces for one word, so it says little: rely on chrF and BLEU"
     return Splitting(chosen, by_character, notice, ter)

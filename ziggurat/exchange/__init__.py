@@ -1,1 +1,1 @@
-"""Export of models to other toolkits, verified against the original, and import of theirs."""
+"""Export of models to other toolkits, verified against the original, and import of their models."""

@@ -1,8 +1,7 @@
 """Agreement between the parts of another toolkit's model: dictionary, segmenter and rows of the matrices.
 
-Each part may come from a different model of the same publisher, and nothing would fail: rows would stand for other
-tokens, and text would be split into pieces that the dictionary lacks. So parts without a counterpart are counted, and
-reported or refused.
+If one part comes from another model of the same publisher, nothing fails, but rows stand for other tokens, and text is
+split into pieces that the dictionary lacks. So parts without a counterpart are counted, and reported or refused.
 """
 
 from __future__ import annotations
@@ -98,8 +97,8 @@ class VocabularySide:
 def unmatched(source: VocabularySide, target: VocabularySide) -> list[Unmatched]:
     """Return the parts without a counterpart on the other side; a finding that holds for both sides is listed once."""
     given = [_given(side.tokenizer) for side in (source, target)]
-    # Two segmenters may share one dictionary, and two dictionaries one segmenter. But a segmenter that gives the whole
-    # dictionary alone is that of both sides.
+    # Two segmenters may share one dictionary, and two dictionaries one segmenter. But a segmenter that by itself gives
+    # the whole dictionary serves both sides.
     one_for_two = any(_gives_all(side, pieces) for side, pieces in zip((source, target), given, strict=True))
     pieces = [given[0] | given[1]] * 2 if source.ids == target.ids and not one_for_two else given
     listed = [source.ids.keys(), target.ids.keys()]

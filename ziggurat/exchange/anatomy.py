@@ -1,5 +1,5 @@
-"""Matrices of a plain Transformer, independent of our parameter names; every exporter reads them, every importer builds
-them.
+"""Matrices of a plain Transformer, independent of ziggurat's parameter names; every exporter reads them, every importer
+builds them.
 
 `dissect` takes a model's parameters apart and `compose` puts them together again. `with_epsilon` changes the epsilon of
 a stack's norms without changing its output, for toolkits with a single epsilon for all norms or a fixed one.
@@ -315,7 +315,7 @@ def _layer(
 
 
 def compose(anatomy: Anatomy) -> dict[str, Tensor]:
-    """Return the parameters, by our names, of a model with learned positions.
+    """Return the parameters, by ziggurat's names, of a model with learned positions.
 
     The inverse of `dissect` for `embedding: {positions: learned}`; embedding matrices that are the same tensor are
     shared (`sharing: decoder` or `all`).

@@ -1,12 +1,13 @@
-"""Export to a package for Argos Translate, which LibreTranslate and other programs on top of it install.
+"""Export to a package for Argos Translate, which LibreTranslate and other programs built on it install.
 
 NAME.argosmodel, a zip, holds metadata.json, README.md, sentencepiece.model (which segments the source and joins the
 target), model/ (a directory for CTranslate2) and optionally minisbd/, stanza/ or spacy/, which split text into
 sentences.
 
 Argos Translate passes every sentence unchanged to SentencePiece, searches without a list of forbidden tokens, and reads
-at most 1,024 pieces. Whatever else our translator does is therefore written into the files: removal of spare spaces
-goes into the SentencePiece model, forbidden tokens into the output's bias, and position tables are made long enough.
+at most 1,024 pieces. Whatever else ziggurat's translator does is therefore written into the files: removal of spare
+spaces goes into the SentencePiece model, forbidden tokens into the output's bias, and position tables are made long
+enough.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class PackageChoices:
     """A user's choices for a package.
 
     Attributes:
-        metadata: values of metadata.json that replace ours, by name (`_KEYS`).
+        metadata: values of metadata.json that replace the defaults, by name (`_KEYS`).
         splitter: folder of a sentence splitter to include in the package; None: Argos Translate downloads one itself.
     """
 
@@ -146,7 +147,7 @@ def argos_reasons(experiment: Experiment) -> Iterator[str]:
     """Yield the reasons why Argos Translate cannot prepare text as this configuration does, apart from the model."""
     data = experiment.data
     if data.subword.kind == "vocabulary":
-        yield "`data.subword.kind: vocabulary`: Argos Translate segments text by a SentencePiece model"
+        yield "`data.subword.kind: vocabulary`: Argos Translate segments text with a SentencePiece model"
     if data.unicode != "none":
         yield f"`data.unicode: {data.unicode}`: Argos Translate does not normalise text (train with `unicode: none`)"
     if data.train and all(corpus.tag for corpus in data.train):
@@ -218,7 +219,7 @@ def _bytes_of(model: bytes) -> set[str]:
 
 
 def _normalising(model: bytes) -> bytes:
-    """Return a SentencePiece model that treats spaces as ziggurat.data.lines.normalise does in our own translation."""
+    """Return a SentencePiece model that treats spaces as ziggurat.data.lines.normalise does."""
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto.FromString(trimming(model))  # type: ignore[attr-defined]
@@ -235,7 +236,8 @@ def _blanks() -> bytes:
     from sentencepiece import sentencepiece_model_pb2
 
     written = BytesIO()
-    # Only its trainer compiles rules in all versions, from a file; the training text does not matter.
+    # In all versions SentencePiece's trainer can compile rules from a file, and nothing else can; its text does not
+    # matter.
     with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
         rules.write("".join(f"{code:X}\t20\n" for code in map(ord, "\t\n\r\u2581")))
         rules.flush()
@@ -323,7 +325,7 @@ _BATCH_TOKENS = 4096
 class ArgosTranslator:
     """Translator that uses a package alone: plain SentencePiece, then CTranslate2, as Argos Translate calls them.
 
-    Three habits of Argos Translate are left out because they do not depend on the package: it splits lines into
+    Three habits of Argos Translate are not imitated because they do not depend on the package: it splits lines into
     sentences, writes a space for every `_`, and copies a piece of the source for an unknown token.
 
     Args:

@@ -24,7 +24,7 @@ _RETRAIN = "let {} translate a corpus, and train a model here on that (docs/stud
 _WAYS = {
     "OpenNMT-py": f"{_CONVERTED.format('ct2-opennmt-py-converter')}; or {_RETRAIN.format('OpenNMT-py')}",
     "OpenNMT-tf": f"{_CONVERTED.format('ct2-opennmt-tf-converter')}; or {_RETRAIN.format('OpenNMT-tf')}",
-    "OpenNMT of Lua": "its toolkit is no longer maintained; train a model here on the corpus that it was trained on",
+    "OpenNMT of Lua": "its toolkit is no longer maintained; train a model here on the same corpus",
     "CTranslate2": "`ziggurat translate` translates with it as it is (docs/export.md); import the model that it was "
     "converted from, if that is one of fairseq, Marian or transformers",
 }
@@ -196,7 +196,7 @@ _DAMAGE = (
     ValueError,
     struct.error,
 )
-"""Errors that a damaged pickle makes torch raise, by where the damage is."""
+"""Errors that torch raises for a damaged pickle, depending on where the damage is."""
 
 _CLASS = re.compile(r"GLOBAL (\S+) was not an allowed global")
 _MOST_CLASSES = 50

@@ -151,7 +151,7 @@ def _register(spec: Any, tokenizers: Sequence[Tokenizer], anatomy: Anatomy) -> N
         [target.unk, target.bos, target.eos]
     )
     spec.config.decoder_start_token = spec.config.bos_token
-    # Our sources end with end-of-sentence, which CTranslate2 is told to append itself.
+    # Ziggurat's sources end with end-of-sentence, which CTranslate2 is told to append itself.
     spec.config.add_source_eos = True
 
 

@@ -1,7 +1,7 @@
 """Export of a model: write it for a target, compare its translations with the model's, and measure the loss of BLEU.
 
-The folder appears only if the same beam search over the same text has given the same translations. Toolkits sum in a
-different order from ours, and redistribute the probability of tokens that are never written, such as padding
+The folder appears only if the same beam search over the same text has given the same translations. Other toolkits sum
+in a different order, and redistribute the probability of tokens that are never written, such as padding
 (ziggurat.translate.rules does not); so two translations with nearly equal scores may swap ranks. The model itself
 distinguishes such ties from real differences: by its scores in fp64, and by searches with weights perturbed in their
 last digits and with that probability redistributed.
@@ -62,8 +62,8 @@ class ExportVerification:
     Attributes:
         lines: lines compared.
         identical: lines with the same translation.
-        ties: another translation with the same score, or one that our own search finds when weights change in their
-            last digits or when tokens that are never written have no probability.
+        ties: another translation with the same score, or one that ziggurat's own search finds when weights change in
+            their last digits or when tokens that are never written have no probability.
         cut: another translation, where one of the two did not end within the limit; toolkits rank those differently.
         different: another translation for none of the reasons above.
         example: the first line that is different.
@@ -181,7 +181,7 @@ def _log_probabilities(ours: Translator, sources: list[str], translations: list[
     ids = {piece: number for number, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
     targets = [[ids.get(piece, tokenizer.unk) for piece in t.hypotheses[0].tokens] for t in translations]
     scored = force_score(
-        # fp64 leaves no ties to rounding; a copy, because the weights may be exported again, quantised.
+        # In fp64 no tie is due to rounding. This is a copy, because the weights may be exported again, quantised.
         copy.deepcopy(ours.model).double(),
         [[*ids, ours.source_tokenizer.eos] for ids in ours.source_tokenizer.encode(sources)],
         targets,
@@ -312,7 +312,7 @@ def export_model(
     ours = _translator(opened, model, opened.experiment)
     checked = _translator(opened, model, model.searching_as_others(target.rules)) if target.own_search else ours
     checked = _text_only(checked) if target.text_only else checked
-    # Now, to learn before the export that the files do not pair up or that BLEU's tokenizer is not installed.
+    # Read before the export, in case the files do not pair up or BLEU's tokenizer is not installed.
     judged = None if gate is None else (gate, *_test_set(gate, ours.target_language))
     report = _report_head(opened, model, to, stored)
     with building(out) as folder, warnings.catch_warnings():
@@ -415,7 +415,7 @@ def _texts(experiment: Experiment, verify: Path | None, lines: int) -> tuple[lis
         try:
             dev = Store.open(store).dev if os.path.lexists(store) else None
         except DataError as error:
-            raise DataError(f"{error}; or give text to compare the export by as `--verify FILE`") from None
+            raise DataError(f"{error}; or give text for the comparison as `--verify FILE`") from None
         if dev is not None:
             texts, origin = dev.texts(range(min(lines, len(dev))))[0], f"{experiment.data.store}: development set"
         else:
@@ -437,7 +437,7 @@ def _verified(
 ) -> dict[str, Any]:
     """Return the figures of the comparison, without lines that are too long. Raises ExportError: the models differ."""
     settings = search_settings(model.positions, ours.decoding.max_length.limit) | dict(target.settings)
-    # Longer lines than these are translated in parts by our search, but not by every other toolkit.
+    # Longer lines than these are translated in parts by ziggurat's search, but not by every other toolkit.
     longest = min(MAX_NEW_TOKENS - 1, model.positions - 1, ours.decoding.max_source_pieces + 1)
     lengths = [len(ids) for ids in model.source.encode(list(texts))]
     short = [text for text, length in zip(texts, lengths, strict=True) if length < longest]

@@ -45,15 +45,14 @@ from ziggurat.translate.translator import Translator
 Array = NDArray[Any]
 
 _WIDTHS, _ROWS = 64, 8
-"""Factors of which widths, and the size of the target's vocabulary, must be multiples for int8 products."""
+"""int8 products require widths, and the size of the target's vocabulary, to be multiples of these."""
 
 _SEPARATE_OUTPUT = "decoder_ff_logit_out_Wt"
 """_SEPARATE_OUTPUT is the output matrix if it is not an embedding. The fork transposes it wrongly and quantises it
 itself when it is fp32."""
 
 _BATCH, _MEASURED = 32, 512
-"""Sentences whose largest input counts as one measurement, as for Firefox's own models, and the most that are
-measured."""
+"""Number of sentences whose largest input is one measurement, as for Firefox's own models, and the maximum measured."""
 
 _LISTED = 50
 """_LISTED is the number in the name of a shortlist, as in Firefox's models."""

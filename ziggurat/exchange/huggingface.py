@@ -1,7 +1,8 @@
 """Export of a plain Transformer to a directory for transformers: as MarianMT if post-norm, as Pegasus if pre-norm.
 
-Both classes belong to the BART family and read positions from the checkpoint, so ours are preserved bit for bit. M2M100
-computes its own, from position 2 on; BART and mBART normalise the embeddings, which a plain Transformer cannot undo.
+Both classes belong to the BART family and read positions from the checkpoint, so a model's own are preserved bit for
+bit. M2M100 computes its own, starting from position 2; BART and mBART normalise the embeddings, which a plain
+Transformer cannot undo.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def huggingface_reasons(config: ModelConfig) -> Iterator[str]:
 
 
 def huggingface_rules(decoding: DecodingConfig) -> tuple[str, ...]:
-    """Return the keys of the rules that `generate` applies as our search does.
+    """Return the keys of the rules that `generate` applies as ziggurat's search does.
 
     In a greedy search its repetition penalty applies to logits rather than log-probabilities, so it is a different
     rule.
@@ -213,7 +214,7 @@ def _one_vocabulary(tensors: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
 
 
 def _generation(module: Any, target: Tokenizer, decoding: DecodingConfig, positions: int) -> Any:
-    """Return the settings under which `generate` finds what our search finds with `endings: beam`."""
+    """Return the settings under which `generate` finds what ziggurat's search finds with `endings: beam`."""
     penalty = decoding.length_penalty
     tokens = _tokens(target)
     del tokens["forced_eos_token_id"]
@@ -224,7 +225,7 @@ def _generation(module: Any, target: Tokenizer, decoding: DecodingConfig, positi
         num_beams=decoding.beam_size,
         # transformers refuses to save one for a greedy search.
         length_penalty=None if decoding.beam_size == 1 else penalty.alpha if penalty.kind == "power" else 0.0,
-        # Continue until no beam can become better, as our search does.
+        # Continue until no beam can become better, as ziggurat's search does.
         early_stopping="never" if decoding.beam_size > 1 else False,
         max_new_tokens=min(MAX_NEW_TOKENS, decoding.max_length.limit + 1, positions),
         min_new_tokens=decoding.min_length or None,
@@ -262,7 +263,7 @@ def _write_tokenizer(folder: Path, tokenizers: Sequence[Tokenizer], languages: S
 
 
 def trimming(model: bytes) -> bytes:
-    """Return a SentencePiece model that removes spare spaces; with our own models, our normalisation does that."""
+    """Return a SentencePiece model that removes spare spaces, as ziggurat's normalisation does."""
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
@@ -278,8 +279,8 @@ def _quiet(module: Any) -> Iterator[None]:
     logging.disable_progress_bar()
     try:
         with warnings.catch_warnings():
-            # MarianTokenizer would normalise punctuation by sacremoses, but our models are trained on unnormalised
-            # text.
+            # MarianTokenizer would normalise punctuation by sacremoses, but ziggurat's models are trained on
+            # unnormalised text.
             warnings.filterwarnings("ignore", message="Recommended: pip install sacremoses")
             yield
     finally:

@@ -48,7 +48,7 @@ _REFUSED: dict[str, Any] = {
     "no_cross_attention": False,
     "no_decoder_final_norm": False,
 }
-"""Options with the value that they have in a plain Transformer; a model with any other value is refused."""
+"""Options with the values that they have in a plain Transformer; a model with any other value is refused."""
 
 _MULTILINGUAL = re.compile(
     r"multilingual_\w+|translation_multi_simple_epoch|translation_from_pretrained_\w+|semisupervised_translation"

@@ -1,7 +1,7 @@
 """Reader of transformers' plain Transformers with a vocab.json: MarianMT, Pegasus, M2M100, Blenderbot.
 
 Search settings are in generation_config.json (for old models in config.json). Lengths there include the decoder's first
-input, except for `max_new_tokens`; ours exclude both it and end-of-sentence.
+input, except for `max_new_tokens`; ziggurat's exclude both it and end-of-sentence.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ziggurat.system.files import check_folder
 from ziggurat.system.small_files import JsonForm, check_opens, check_regular, inside, read_json
 
 _MAX_LENGTH = 20
-"""_MAX_LENGTH is transformers' default `max_length`. It is never set on purpose, so such a model gets our default."""
+"""_MAX_LENGTH is transformers' default `max_length`. It is never set on purpose, so it gives the default here."""
 
 
 class Generation(JsonForm):
@@ -99,8 +99,8 @@ def decoding_of(given: Generation, positions: int) -> dict[str, Any]:
 def ruled_out(given: Generation, ours: Collection[int | None]) -> frozenset[int]:
     """Return the ids that are never generated, whose probability goes to the other tokens.
 
-    `ours`, the ids that our search never writes, such as padding, are included only if transformers rules them out
-    before it normalises. Otherwise it rules them out afterwards, as we do.
+    `ours`, the ids that ziggurat's search never writes, such as padding, are included only if transformers rules them
+    out before it normalises. Otherwise it rules them out afterwards, as ziggurat does.
     """
     single = frozenset(word[0] for word in given.bad_words_ids or [] if len(word) == 1)
     single |= frozenset(given.suppress_tokens or [])
@@ -130,7 +130,7 @@ _PRE_NORM = {"marian": False, "pegasus": True, "m2m_100": True, "blenderbot": Tr
 _OTHER_LISTS = {
     "m2m_100": ": NLLB, whose language codes follow the pieces of sentencepiece.bpe.model and are forced as first "
     "tokens, which models here do not support. Translate with transformers, for example a corpus to train a model on",
-    "pegasus": "; Pegasus is published with spiece.model, whose pieces are numbered from 105 on",
+    "pegasus": "; Pegasus is published with spiece.model, whose pieces are numbered from 105",
     "blenderbot": "; byte-level BPE is not read",
 }
 """Model type -> what such models are published with instead of vocab.json."""
@@ -155,7 +155,7 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
     Raises ExportError with all reasons why the model is not a plain Transformer, DataError for missing or damaged
     files, CheckpointError if a file differs from its checksum.
     """
-    # A foreign index in a folder that we wrote would lead to weights other than the verified ones.
+    # A foreign index in an export of ziggurat's would lead to weights other than the verified ones.
     listed = check_folder(folder)
     if listed and _INDEX not in listed and (folder / _INDEX).exists():
         raise ExportError(f"{folder / _INDEX}: not of this export, whose weights are in one file; remove it")

@@ -152,7 +152,7 @@ def _reasons(options: Mapping[str, Any]) -> Iterator[str]:
         yield "no `type`"
     cell = options.get("dec-cell")
     if options.get("transformer-decoder-autoreg") == "rnn" and cell != "ssru":
-        yield f"`dec-cell: {printable(str(cell))}` (of recurrent cells `ssru` is known)"
+        yield f"`dec-cell: {printable(str(cell))}` (the only known recurrent cell is `ssru`)"
     activation = options.get("transformer-ffn-activation")
     if activation not in ACTIVATIONS:
         known_names = ", ".join(ACTIVATIONS)
@@ -290,7 +290,7 @@ class _Reader:
             layers=tuple(self._layer(f"{name}_l{number}", name == "decoder", width) for number in numbers),
             final_norm=self.parameters.norm(f"{name}_top") if RESIDUAL[self.residual].final_norm else None,
             embedding=embedding,
-            scale=1.0 if plain else width**0.5,  # one function does both, so without positions nothing is scaled
+            scale=1.0 if plain else width**0.5,  # without positions Marian does not scale
             positions=None if plain else positions_from(0, POSITIONS, width),
             entry_norm=self.parameters.norm(f"{name}_emb", "_pre") if RESIDUAL[self.residual].entry_norm else None,
         )

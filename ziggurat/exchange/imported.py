@@ -1,8 +1,8 @@
 """Other toolkits' models, prepared for a model directory.
 
 An OPUS-MT model segments each side with its own SentencePiece model, but takes ids from a list of pieces shared by both
-sides. Our tokenizers take ids from the SentencePiece model itself, so the models are rewritten with all pieces of the
-list; pieces that a model lacks are marked as unused, so that no segmentation contains them.
+sides. Ziggurat's tokenizers take ids from the SentencePiece model itself, so the models are rewritten with all pieces
+of the list; pieces that a model lacks are marked as unused, so that no segmentation contains them.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class ForeignModel:
         scaled: embeddings are multiplied by the square root of the width.
         source_ids, target_ids: the other toolkit's ids by piece.
         control: ids of its control symbols on the target side.
-        source, target: our tokenizers.
+        source, target: ziggurat's tokenizers.
         languages: codes of source and target.
         decoding: the section `decoding` for the search that the other toolkit is configured to do.
         never: its ids that are ruled out before it normalises.
@@ -177,16 +177,16 @@ class ForeignModel:
         return dataclasses.replace(self, unmatched=tuple(found))
 
     def places(self) -> tuple[list[int | None], list[int | None]]:
-        """Return the other toolkit's id for each of our ids of source and target; None for a token that it lacks."""
+        """Return the other toolkit's id for each id here, of source and target; None for a token that it lacks."""
         reading = self.source_control or self.control
         return _rows(self.source, self.source_ids, reading), _rows(self.target, self.target_ids, self.control)
 
     def sharing(self) -> Sharing:
-        """Return which matrices of the other model are shared, where our vocabularies allow it.
+        """Return which matrices of the other model are shared, where ziggurat's vocabularies allow it.
 
-        Begin-of-sentence is a separate token in our vocabularies. Its row is read as the decoder's first input, so it
-        cannot also be written as another of their tokens, unless the bias rules that token out as it does in our own
-        exports; and a shared matrix has one row per id.
+        Begin-of-sentence is a separate token in ziggurat's vocabularies. Its row is read as the decoder's first input,
+        so it cannot also be written as another of their tokens, unless the bias rules that token out as it does in
+        ziggurat's exports; and a shared matrix has one row per id.
         """
         encoder, decoder, output = self.anatomy.encoder, self.anatomy.decoder, self.anatomy.output
         start = _rows(self.target, self.target_ids, self.control)[self.target.bos]
@@ -200,13 +200,13 @@ class ForeignModel:
         return "all" if joint and encoder.embedding is decoder.embedding else "decoder"
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the parameters under our names, with every row where our tokenizers expect it.
+        """Return the parameters under ziggurat's names, with every row where its tokenizers expect it.
 
         A token that the other model lacks is read as its unknown token and never written. The decoder's first input is
-        an ordinary token of the other vocabulary (end-of-sentence or padding), but a separate token of ours.
+        an ordinary token of the other vocabulary (end-of-sentence or padding), but a separate token in ziggurat's.
         """
         encoder, decoder, output = self.anatomy.encoder, self.anatomy.decoder, self.anatomy.output
-        # Rows of the other matrices for each of our ids; None if there is no such token.
+        # Rows of the other matrices for each of ziggurat's ids; None if there is no such token.
         reading = self.source_control or self.control
         read = _rows(self.source, self.source_ids, reading)
         target_read = _rows(self.target, self.target_ids, self.control)
@@ -289,7 +289,7 @@ class ForeignModel:
 
 
 def _rows(tokenizer: Tokenizer, ids: Mapping[str, int], control: ControlIds) -> list[int | None]:
-    """Return, for each of our ids, the other toolkit's, or None."""
+    """Return, for each of ziggurat's ids, the other toolkit's, or None."""
     rows = [ids.get(piece) for piece in tokenizer.pieces(range(tokenizer.size))]
     # Control symbols may be spelt differently there, so they are matched by purpose, not by piece.
     rows[tokenizer.pad], rows[tokenizer.unk], rows[tokenizer.eos] = control.pad, control.unk, control.eos
@@ -305,7 +305,7 @@ def _filled(rows: Sequence[int | None], unk: int) -> Tensor:
 
 
 def positions_from(first: int, count: int, width: int) -> Tensor:
-    """Return sinusoids [count, width] of the positions from `first` on, in fp32 as fairseq and M2M100 compute them."""
+    """Return sinusoids [count, width] of positions `first`, `first` + 1, ... in fp32 as fairseq and M2M100 do."""
     half = width // 2
     # Divided by half - 1, as in fairseq's code; Vaswani et al. divide by half.
     step = torch.log(torch.tensor(10000.0)) / (half - 1)
@@ -315,7 +315,7 @@ def positions_from(first: int, count: int, width: int) -> Tensor:
 
 
 class SpecialToken(JsonForm):
-    """A token with its options, of which only the spelling counts here."""
+    """A token with its options, of which only the spelling matters here."""
 
     content: str
 
@@ -332,7 +332,7 @@ class TokenizerConfig(JsonForm):
     num_madeup_words: int = 8  # the default of M2M100's tokenizer
     additional_special_tokens: _Tokens = None
     extra_special_tokens: _Tokens = None
-    """The same tokens, as transformers writes them from version 5 on."""
+    """The same tokens, as transformers has written them since version 5."""
 
     def tags(self, ids: Mapping[str, int], models: Iterable[SentencePieceTokenizer]) -> list[str]:
         """Return the tokens of `ids`, in this order, that precede a text and that no text contains.
@@ -403,9 +403,9 @@ def _over_vocabulary(
 ) -> list[SentencePieceTokenizer] | None:
     """Return tokenizers that segment as before, with an id for each piece of `ids`, and equal ids for equal pieces.
 
-    `tokenizers` are one, or those of both sides, with equal tags; `ids` are the other toolkit's, whose order we keep.
+    `tokenizers` are one, or those of both sides, with equal tags; `ids` are the other toolkit's, whose order is kept.
     Returns None if SentencePiece cannot preserve the segmentation: for models that are not unigram models (a BPE model
-    also merges to unused pieces, on its way to others), and models whose control symbols contradict each other.
+    also uses pieces marked as unused as steps towards others), and models whose control symbols contradict each other.
     """
     from sentencepiece import sentencepiece_model_pb2 as written_form
 

@@ -62,7 +62,7 @@ def import_checkpoint(
     refuse_replacing(out, force=force)
     pair = None if languages is None else language_pair(languages)
     if len(dictionaries) > 2 or len(models) > 2:
-        raise ConfigError("`--dictionary` and `--sentencepiece` are given once, or once for each side")
+        raise ConfigError("`--dictionary` and `--sentencepiece` may be given once, or once for each side")
     check_name(checkpoint)
     recover(checkpoint)
     if not checkpoint.is_dir():

@@ -66,7 +66,7 @@ _OF_ONE_PROCESSOR = {
     **{0x18001: "intgemm8ssse3", 0x11001: "intgemm8avx2", 0x12001: "intgemm8avx512", 0x13001: "intgemm8avx512vnni"},
     **{0x14002: "intgemm16sse2", 0x11002: "intgemm16avx2", 0x12002: "intgemm16avx512"},
 }
-"""Number of a type -> matrices in an undocumented order for one kind of processor."""
+"""Number of a type whose matrices are in an undocumented order for one kind of processor -> its name."""
 
 
 class _Head(NamedTuple):
@@ -186,7 +186,7 @@ def browser_binary(arrays: Mapping[str, Array], options: bytes, quantised: Colle
     parts += [_HEAD.pack(len(name), kind, len(shape), len(data)) for name, kind, shape, data in entries]
     parts += [name for name, *_ in entries]
     parts += [struct.pack(f"<{len(shape)}i", *shape) for _, _, shape, _ in entries]
-    # A whole extra block if nothing would have to be skipped, as in Marian.
+    # If the position is already aligned, a whole extra block is skipped, as in Marian.
     skipped = _BLOCK - (sum(map(len, parts)) + 8) % _BLOCK
     parts += [struct.pack("<Q", skipped), bytes(skipped), *(data for *_, data in entries)]
     return b"".join(parts)

@@ -35,7 +35,7 @@ from ziggurat.system.yaml_text import MAX_YAML_BYTES, parse_yaml
 Array = NDArray[Any]
 
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
-"""ACTIVATIONS maps Marian's names of activations to ours."""
+"""ACTIVATIONS maps Marian's names of activations to ziggurat's."""
 
 
 _YAML = (".yml", ".yaml")
@@ -59,7 +59,7 @@ class MarianWeights:
     def notes(self) -> tuple[str, ...]:
         """Differences from what Marian has or had, worded for the import's report."""
         found = [
-            f"the weights from before they were quantised ({count:,} matrices of {kind}, each divided by its own scale)"
+            f"the weights before quantisation ({count:,} matrices of {kind}, each divided by its own scale)"
             for kind, count in self.quantised.items()
         ]
         is_pre_norm = bool({"n", "r"} & set(str(self.options.get("transformer-preprocess") or "")))
@@ -101,7 +101,7 @@ def _read_npz(path: Path) -> dict[str, Array]:
     except (OSError, ValueError, EOFError, SyntaxError, NotImplementedError, RuntimeError) as error:
         refuse_passing(path, error)
         raise DataError(f"{path}: damaged, or not a Marian .npz file ({printable(str(error), 120)})") from None
-    # numpy takes a header that is not Python for one of Python 2, and reads its words.
+    # numpy treats a header that is not valid Python as Python 2, and tokenises it.
     except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError) as error:
         raise DataError(f"{path}: damaged, or not a Marian .npz file ({error})") from None
 
@@ -250,9 +250,9 @@ def _names(names: Any, written: Path) -> list[str]:
 
 
 def _start(weights: Path, folder: Path, models: list[str], options: Mapping[str, Any]) -> Path:
-    """Return the folder that paths in decoder.yml are relative to: its own, or the one where Marian was started.
+    """Return the folder to which paths in decoder.yml are relative: its own, or the one where Marian was started.
 
-    The latter is known if the path of the weights ends as `models` has it.
+    The latter is known if the path of the weights ends with their path in `models`.
     """
     if options.get("relative-paths"):
         return folder

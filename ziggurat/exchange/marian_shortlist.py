@@ -52,7 +52,8 @@ class MarianShortlist:
     def table(
         self, source: Tokenizer, target: Tokenizer, places: tuple[Sequence[int | None], Sequence[int | None]]
     ) -> ShortlistTable:
-        """Return the shortlist in our ids; `places` are Marian's ids for each of ours, None for those that it lacks.
+        """Return the shortlist in ziggurat's ids; `places` has Marian's id for each of ziggurat's, None if it lacks
+        one.
 
         As in Marian, a source piece also allows the target piece with the same spelling if both sides share one
         vocabulary.

@@ -313,7 +313,7 @@ def _write(
             verbose=False,
         )
     assert program is not None  # never None with dynamo
-    # Lines of our source and paths of this machine make up half the size of the file.
+    # Source lines of ziggurat and paths on this machine make up half of the file.
     for node in program.model.graph.all_nodes():
         node.metadata_props.clear()
     program.save(path)

@@ -1,4 +1,4 @@
-"""Translation with models exported to ONNX by our own search: onnxruntime computes, `OnnxScorer` keeps the state."""
+"""Translation with ONNX models and ziggurat's own search: onnxruntime computes, `OnnxScorer` keeps the state."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ class OnnxScorer:
         return logits
 
     def follow(self, parents: Tensor) -> None:
-        """Let beam k of sentence i continue its old beam `parents`[i, k]; [N, K]."""
+        """Make beam k of sentence i continue its old beam `parents`[i, k]; [N, K]."""
         if self._beams == 1 or not len(parents):
             return
         rows = (parents + torch.arange(len(parents))[:, None] * self._beams).flatten()
@@ -232,7 +232,7 @@ class OnnxScorer:
             self._states = [part.flatten(0, 1).index_select(0, rows).view_as(part) for part in self._states]
 
     def keep(self, sentences: Tensor) -> None:
-        """Let row i of the batch be the old row `sentences`[i]; [N']."""
+        """Make row i of the batch the old row `sentences`[i]; [N']."""
         self._positions = self._positions[sentences]
         self._mask = self._mask[sentences]
         self._memory = [part.index_select(0, sentences) for part in self._memory]

@@ -1,4 +1,4 @@
-"""OpusTrainer files (https://github.com/hplt-project/OpusTrainer) as our own corpora, stages and modifiers.
+"""OpusTrainer files (https://github.com/hplt-project/OpusTrainer) as corpora, stages and modifiers of ziggurat.
 
 `trainer` and `seed` are ignored: `ziggurat train` does the training, with the seed `training.seed`. Text is used
 unchanged; options that detokenise files first are refused (`Retokenize`, `custom_detok_src`, `custom_detok_trg`).
@@ -34,7 +34,7 @@ _OPTIONS: dict[str, dict[str, str]] = {
     "Typos": {kind: kind for kind in TYPO_KINDS},
     "Noise": {
         "min_word_length": "min_word_length",  # as OpusTrainer documents it
-        "min_word_legnth": "min_word_length",  # as its code spells it, and so do the files that work there
+        "min_word_legnth": "min_word_length",  # misspelt in its code, and so in all files that work there
         "max_word_length": "max_word_length",
         "max_words": "max_words",
     },
@@ -53,7 +53,7 @@ _VOCABULARIES = ("spm_vocab", "spm_vocab_src", "spm_vocab_trg")
 
 
 def opustrainer_text(path: str) -> str:
-    """Return an OpusTrainer file as YAML for our section `data`; comments name the parts without effect here.
+    """Return an OpusTrainer file as YAML for the section `data`; comments name the parts without effect here.
 
     Such a file has no languages and no store; comments show where they go. Raises ConfigError as read_opustrainer does.
     """
@@ -74,7 +74,7 @@ def read_opustrainer(path: str) -> dict[str, Any]:
     `said` holds sentences about the parts of the file without effect here.
 
     Paths in the file are relative to its folder. Raises ConfigError if the file is missing, invalid for OpusTrainer, or
-    needs a feature that we lack; the message gives the line and the known values.
+    needs a missing feature; the message gives the line and the known values.
     """
     file = Path(path).expanduser()
     try:
@@ -173,7 +173,7 @@ class _File:
         if epochs != "inf":
             count = self._number(epochs, last)
             if count < 1 or not count.is_integer():
-                raise self._fault(last, f"expected whole epochs, from 1, or `inf`; not {printable(epochs, 60)}")
+                raise self._fault(last, f"expected a number of epochs from 1, or `inf`; not {printable(epochs, 60)}")
             stage["until"]["epochs"] = int(count)
         if extended and "modifiers" in found:
             stage["modifiers"] = self._modifiers(found, (name,))
@@ -206,7 +206,7 @@ class _File:
             options = {key: value for key, value in entry.items() if key != name}
             made = self._modifier(str(name), self._number(probability, where), options, where)
             if twice := made.keys() & found.keys():
-                raise self._fault(where, f"`{name}`: a second `{min(twice)}`; one of each kind is possible")
+                raise self._fault(where, f"`{name}`: a second `{min(twice)}`; only one of each kind is possible")
             found |= made
             try:
                 ModifiersConfig.model_validate(made)
@@ -236,7 +236,7 @@ class _File:
         self._pieces_without_effect(place, f"`{_RETOKENIZE}`")
 
     def _tokenised(self, place: tuple[str | int, ...], option: str, how: str) -> ConfigError:
-        """Return the error for an option according to which the files are tokenised."""
+        """Return the error for an option which says that the files are tokenised."""
         return self._fault(
             place,
             f"{option}: {printable(how, 60)} changes the text, which is not supported here: detokenise the files, "
@@ -272,7 +272,7 @@ class _File:
                 self._pieces_without_effect((*place, key), f"`Tags`: {key}")
         shares = {key: self._number(options.get(key, share), place) for key, share in _TAG_SHARES.items()}
         augment, replace = shares["augment"], shares["replace"]
-        hints = 1 - augment  # share of the chosen words; `tag` takes what the other two leave
+        hints = 1 - augment  # share of the chosen words; `tag` gets what the other two leave
         if min(augment, replace) < 0 or augment + replace > 1 or augment + replace + shares["tag"] < 1:
             raise self._fault(place, "`Tags`: `augment`, `replace` and `tag` must be shares that add up to 1")
         made: dict[str, Any] = {}

@@ -271,7 +271,7 @@ class _Stack:
     def _scale_input(self, omega: Tensor) -> None:
         """Multiply embedding and positions by omega [d_model].
 
-        If the embedding is also the output projection, the last norm, read by nothing else, gives 1/omega as much.
+        If the embedding is also the output projection, the last norm, read by nothing else, is multiplied by 1/omega.
         """
         side = "target_embedding" if self.decoder else "source_embedding"
         for module in (f"{side}.tokens", f"{side}.positions"):
@@ -320,7 +320,7 @@ class _Stack:
     def _write(self, sublayer: _Sublayer, factor: Tensor) -> None:
         """Multiply the output of a sub-layer by `factor`, [] or [d_model]."""
         if sublayer.writes is None:
-            self._refuse(f"what {sublayer.prefix} gives is not the output of a linear map that could be scaled")
+            self._refuse(f"the output of {sublayer.prefix} is not that of a linear map, which could be scaled")
             return
         for name in sublayer.writes:
             for parameter in self._parameters(f"{sublayer.prefix}.{name}"):

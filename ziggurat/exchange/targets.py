@@ -54,13 +54,13 @@ class ExportTarget:
         write: (folder, model, quantization) -> None; writes the result into an empty folder.
         translator: folder -> a translator that uses the result, for verification.
         quantizations: types other than fp32 in which matrices may be stored.
-        own_search: the result is searched with its toolkit's search, not with ours.
+        own_search: the result is searched with its toolkit's search, not with ziggurat's.
         rules: keys of `decoding` that this search supports beyond those that all support.
         settings: settings of the comparison's search, if the toolkit cannot use the usual ones.
         text_only: tokens that are not text have no probability, except the unknown token, which is never written.
         checked_by: description for the report of what computes the comparison's translations; None: the toolkit itself.
         usual: type of the matrices if none is requested; None: fp32.
-        shortlists: our search on the result may have a lexical shortlist.
+        shortlists: ziggurat's search on the result may have a lexical shortlist.
         search: options with which texts are translated before and after quantisation; empty: the model's own.
     """
 
@@ -118,7 +118,7 @@ def _huggingface_reasons(experiment: Experiment) -> list[str]:
 def _in_fp32(folder: Path) -> Translator:
     """Return the translator of a model directory for comparisons: in fp32 and without a shortlist, like the model.
 
-    A shortlist allows the pieces of all sentences in a batch, so it may change texts of the same model.
+    A shortlist allows the pieces of all sentences in a batch, so with one the same model may give other texts.
     """
     return load_translator(folder, precision="float32", shortlist=None)
 
@@ -180,7 +180,7 @@ def _marian_rules(decoding: DecodingConfig) -> Collection[str]:
 
 
 def _marian_translator(folder: Path) -> ExportTranslator:
-    """Return Marian on the folder or, if it is not installed, our own forward pass over its files."""
+    """Return Marian on the folder or, if it is not installed, ziggurat's own forward pass over its files."""
     return MarianTranslator(folder) if marian_program() is not None else imported_translator(folder)
 
 

@@ -135,7 +135,8 @@ def judge(trial: TrialMeasures, reference: Reference) -> Verdict:
     learned = trial.unigram - nll
     encoder, decoder = (_stack(side, trial) for side in ("encoder", "decoder"))
     fed = encoder.healthy and decoder.healthy
-    # The loss fell by this much in the second half of the trial; as many updates again would double it at this pace.
+    # The loss fell by this much in the second half of the trial; at this pace, as many updates again would bring twice
+    # that.
     pace = trial.points[sorted(trial.points)[-2]]["nll"] - nll
     arriving = nll - 2 * pace <= trial.unigram - reference.bar
     evens = {side: evenness(last["gradient_norm"][side]) for side in ("encoder", "decoder")}
@@ -168,7 +169,7 @@ def _loss(trial: TrialMeasures, nll: float, learned: float, reference: Reference
     level = f"word frequencies alone give {trial.unigram:.2f}, a shallow model {trial.unigram - reference.learned:.2f}"
     said = f"{nll:.2f} nats per token after {trial.updates} updates; {level}"
     if learned < reference.bar and arriving:
-        said += f"; at its present pace it is below {trial.unigram - reference.bar:.2f} after as many again"
+        said += f"; at its present pace it will be below {trial.unigram - reference.bar:.2f} after as many again"
     return Finding("loss", learned >= reference.bar, said)
 
 

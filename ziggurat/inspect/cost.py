@@ -212,9 +212,9 @@ class TokenFlops:
 def forward_flops(experiment: Experiment, sizes: tuple[int, int], source: int, target: int) -> TokenFlops:
     """Return the operations of a forward pass, per token of a sentence of `source` and `target` tokens.
 
-    The real model runs on tensors without values; `sizes` are the vocabulary sizes. The decoder's keys and values are
-    not a separate call: their cost is the increase when the memory is twice as long, excluding attention. Raises the
-    ConfigError of build_model.
+    The real model runs on tensors without values; `sizes` are the vocabulary sizes. The cost of the decoder's keys and
+    values, which are not a separate call, is the increase when the memory is twice as long, excluding attention. Raises
+    the ConfigError of build_model.
     """
     with without_values(experiment, sizes, torch.device("cpu")) as model, torch.no_grad():
         mask = torch.ones(1, source, dtype=torch.bool)
@@ -438,7 +438,7 @@ def time_cost(
     update: SimulatedUpdate, shape: BatchShape, batches: Batches, speed: Speed, factor: float, accumulate: int
 ) -> TimeCost:
     """Return the time of an average update: passes are scaled from the batch of `update`, the step is added once."""
-    # In the largest batch, the sides have other proportions than on average.
+    # The largest batch has different proportions of the sides from the average one.
     source = batches.source_tokens / (shape.sentences * shape.source)
     target = batches.target_tokens / (shape.sentences * shape.target)
     layers, loss, step = OperatorWork(), update.work["loss"].scaled(target), update.work["step"]
@@ -463,12 +463,12 @@ def _stages(experiment: Experiment, shallower: Sequence[tuple[int, int, float]],
     growth, last = experiment.training.growth, experiment.training.stop.updates
     assert growth is not None
     each = ", ".join(f"{taken:.3g} s at {encoder}-{decoder}" for encoder, decoder, taken in shallower)
-    said = f"`training.growth`: the costs are those of the full depth; before, an update takes {each}"
+    said = f"`training.growth`: the costs are those of the full depth; before that, an update takes {each}"
     saved = saved_passes(growth, experiment.model, experiment.training.stop)
     if saved is not None:
         said += f". Counted in layers alone the stages save {saved:.1%} of the training"
     ends = [stage.updates for stage in growth.stages if stage.updates is not None]
-    if last is None or len(ends) < len(growth.stages) or ends[-1] > last:  # epochs: unknown number of updates
+    if last is None or len(ends) < len(growth.stages) or ends[-1] > last:  # with epochs it is unknown
         return said
     updates = [end - begin for begin, end in pairwise((0, *ends, last))]
     whole = sum(n * taken for n, taken in zip(updates, [*(taken for *_, taken in shallower), seconds], strict=True))

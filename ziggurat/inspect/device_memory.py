@@ -18,7 +18,7 @@ RESERVED = GIB
 """RESERVED is the number of bytes left for CUDA's context, its libraries' work space and allocator fragmentation."""
 
 _CHUNKS = (3, 24, 240)
-"""Numbers of loss chunks in the simulated batches: two chunks are in memory at once, and the time of each adds up."""
+"""Numbers of loss chunks in the simulated batches: two chunks are in memory at once, and their times add up."""
 
 
 @dataclass(frozen=True)

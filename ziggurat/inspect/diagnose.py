@@ -1,8 +1,8 @@
 """Depth measures after training: of a run's checkpoints, of a model directory, and the worth of each layer.
 
-The worth of a layer (`ziggurat diagnose --layers`, docs/report.md) compares states over depth, and the loss without
-layers or with layers exchanged. The measures are those of DepthBench (2026) for decoder-only models, extended to both
-stacks of an encoder-decoder. They take many passes, so they are not part of training.
+The worth of a layer (`ziggurat diagnose --layers`, docs/report.md) is measured by comparing states over depth, and
+losses with layers removed or exchanged. The measures are those of DepthBench (2026) for decoder-only models, extended
+to both stacks of an encoder-decoder. They take many passes, so they are not part of training.
 
 z_0 is the input of the first layer and z_l the output of layer l, with streams of hyper-connections summed. If a
 history acts between sub-layers that have no stream, z_l is the output of the last sub-layer only. A layer that is left
@@ -76,8 +76,8 @@ def layer_measures(model: Seq2Seq, batch: Batch, loss: Loss) -> dict[str, Any]:
     - `pruning_curve` [n]: rise of the loss without the n least valuable layers by that diagonal, n < N.
     - `effective_depth`: see `effective_depth`.
     - `logit_lens`: `nll` and `agreement` [M + 1] if the decoder ended after its layer l: loss, and share of tokens
-      whose most likely word is that of the whole decoder. It ends with what layer l + 1 reads, at the top with its
-      output; so of a history with the combination that is made there.
+      whose most likely word is that of the whole decoder. It ends with what layer l + 1 reads, or at the top with its
+      output; with a history this is the combination that is made there.
 
     In deep stacks only the nearest pairs are measured, PASSES per stack; the others are NaN, as are impossible ones:
     with value residuals the first layer cannot move. The model and its mode do not change.
@@ -328,7 +328,7 @@ def diagnose(
             record's `pruning_bleu` [n] by stack.
         say: called with a line of text before every model.
 
-    Raises CheckpointError: no model, damaged files, a run in training. ConfigError: data with another vocabulary than
+    Raises CheckpointError: no model, damaged files, a run in training. ConfigError: data with a vocabulary other than
     the model's, or a model directory with records of its training. DataError: no such store, damaged records.
     """
     share_cores(torch.get_num_threads())
@@ -367,7 +367,7 @@ def diagnose(
             found.append(record)
         for record in found:
             before = known.get(record.update)
-            # Without the number of batches, which belongs to the replaced norms.
+            # Drop the number of batches, which belongs to the replaced norms.
             kept = {k: v for k, v in before.values.items() if k != "gradient_batches"} if before else {}
             values = {**kept, **record.values}
             known[record.update] = Record(record.update, record.time, record.layers, values)
@@ -427,7 +427,7 @@ def _pruned_bleu(
             outputs = [found.text for found in translate_tagged(translator.translate, sources, tags)]
         scores = []
         for language, own in found_in:
-            if own:  # a small direction may have none of a few sentences
+            if own:  # a few sentences may contain none of a small direction
                 mine, theirs = ([lines[i] for i in own] for lines in (outputs, references))
                 (score,) = evaluate(mine, [theirs], metrics=("bleu",), target_language=language)
                 scores.append(score.value)

@@ -69,7 +69,7 @@ class OperatorWork:
 
 _STEP_BY_STEP = {**recurrence.STEP_BY_STEP, **quantised.STEP_BY_STEP}
 _inside: dict[Any, tuple[int, OperatorWork]] = {}
-"""_inside caches peak memory and work inside our operators, which depend only on the operator and its shapes."""
+"""_inside caches peak memory and work inside ziggurat's operators, which depend only on the operator and its shapes."""
 
 
 class Ledger(TorchDispatchMode):
@@ -146,7 +146,7 @@ class Ledger(TorchDispatchMode):
         return result
 
     def _purpose_of(self, function: Any, args: Any) -> str:
-        """Return the purpose of an operator's result: `copies` for weights in another type, or the present one."""
+        """Return what an operator's result is for: `copies` for weights in another type, or the present one."""
         if function is torch.ops.aten._to_copy.default:
             known = self._storages.get(args[0].untyped_storage()._cdata)
             if known is not None and known.purpose == "weights":
@@ -163,7 +163,7 @@ class Ledger(TorchDispatchMode):
         work.moved += sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, *outputs))
 
     def _look_inside(self, function: Any, args: Any) -> None:
-        """Count the work inside one of our operators, measured once for all calls with the same shapes."""
+        """Count the work inside one of ziggurat's operators, measured once for all calls with the same shapes."""
         key = (
             function,
             *((value.shape, value.dtype) if isinstance(value, Tensor) else value for value in tree_leaves(args)),
@@ -237,7 +237,7 @@ def _formula(function: torch._ops.OpOverload) -> Formula | None:
 def operations(function: torch._ops.OpOverload, args: Sequence[Any], options: dict[str, Any], result: Any) -> int:
     """Return the additions and multiplications in a call of `function`; 0 if it is not a matrix product.
 
-    A product of [m, k] and [k, n] has 2 m k n. The formulas are torch's (torch.utils.flop_counter), with ours for
+    A product of [m, k] and [k, n] has 2 m k n. The formulas are torch's (torch.utils.flop_counter), extended by
     operators missing there. Only shapes matter, so tensors without values suffice.
     """
     formula = _formula(function)

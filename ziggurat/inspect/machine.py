@@ -1,7 +1,7 @@
 """The speed of this machine, which turns an estimate into seconds, and the simulation of an update.
 
 Rates of products, memory and calls are measured in a fraction of a second; a shallow copy of the model is timed to find
-the factor by which real layers are slower. On a busy machine, everything is measured again by our thread's CPU time.
+the factor by which real layers are slower. On a busy machine, everything is measured again by this thread's CPU time.
 
 The simulation runs the real model, loss and optimiser on tensors without values; a ledger counts the operators that
 run, so new kinds of layers are covered as well.
@@ -399,8 +399,8 @@ class Measured:
 def measure_machine(experiment: Experiment, kinds: Iterable[Product], device: torch.device) -> Measured:
     """Return the rates of an idle `device` for products of `kinds` and the layers of `experiment`.
 
-    They are measured by the wall clock. If other processes interfere with our threads on a CPU, they are measured again
-    by our thread's CPU time.
+    They are measured by the wall clock. If other processes interfere on a CPU, they are measured again by this thread's
+    CPU time.
     """
     threads = experiment.training.threads or torch.get_num_threads()
     widths, kinds = (experiment.model.d_model, experiment.model.d_ff), list(kinds)

@@ -1,8 +1,8 @@
 """Operators that let CPU tensors without values stand in for those of an accelerator.
 
-PyTorch without CUDA has no GPU tensors, not even without values. So GPU memory is simulated (ziggurat.inspect.machine)
-with CPU tensors that the package treats as those of an accelerator, and operators that keep other tensors there are
-replaced.
+PyTorch without CUDA has no GPU tensors, not even ones without values. So GPU memory is simulated
+(ziggurat.inspect.machine) with CPU tensors that the package treats as those of an accelerator, and operators that keep
+other tensors on a GPU are replaced.
 """
 
 from __future__ import annotations

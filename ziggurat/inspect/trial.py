@@ -5,8 +5,8 @@ to save time, batches are small, and the warm-up is shortened to fit the trial. 
 verdicts with real runs. At initialisation, plain post-norm hardly differs from its remedies; after a few dozen updates
 it does.
 
-Finished trials of a sweep are kept in a file, each under a digest of everything that its loss depends on, so that an
-interrupted sweep resumes from them.
+Finished trials of a sweep are kept in a file, each under a digest of everything on which its loss depends, so that an
+interrupted sweep can resume.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def reduced(model: ModelConfig, width: int | None) -> ModelConfig:
         if model.transfer is None:
             narrow = max(_SMALLEST_HEAD, round(d_model * factor / _SMALLEST_HEAD) * _SMALLEST_HEAD)
             fitting = max(h for h in range(1, heads + 1) if narrow % h == 0 and narrow // h >= _SMALLEST_HEAD)
-        else:  # which has stacks of the same width
+        else:  # RNMT+, whose stacks have the same width
             narrow = max(1, width // whole) * whole
             fitting = narrow * heads // d_model
         return {"d_model": narrow, "d_ff": max(1, round(d_ff * narrow / d_model)), "heads": fitting}
@@ -131,7 +131,7 @@ def reduced(model: ModelConfig, width: int | None) -> ModelConfig:
     encoder = model.encoder
     if encoder.d_model is not None or encoder.d_ff is not None or encoder.heads is not None:
         changes["encoder"] = sizes(model.encoder_width, model.encoder_d_ff, model.encoder_heads)
-    # Channel groups keep their width if it divides; one group per channel stays so.
+    # Channel groups keep their width if it divides the new one; one group per channel remains one per channel.
     widths = changes["d_model"], changes.get("encoder", changes)["d_model"]
     changes["combination"] = {"groups": math.gcd(model.combination.groups, *widths)}
     return change_section(model, changes, "model")
@@ -164,7 +164,7 @@ def trial_experiment(experiment: Experiment, store: Store, settings: TrialOption
         "training",
     )
     data = experiment.data
-    if store.path != Path(data.store).expanduser():  # the embedded pair lacks the corpora and links that these name
+    if store.path != Path(data.store).expanduser():  # the embedded pair lacks the corpora and links named here
         data = data.model_copy(update={"stages": [], "modifiers": ModifiersConfig()})
     model = reduced(experiment.model, settings.width)
     if "branch_norm" in (*model.residuals(decoder=False), *model.residuals(decoder=True)):
@@ -281,7 +281,7 @@ class KeptTrials:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        """Read the file, if it exists. Raises DataError if it is damaged or something else."""
+        """Read the file, if it exists. Raises DataError if it is damaged or another kind of file."""
         self.path, self.found = path, 0
         self._losses: dict[str, float | None] = {}
         if path is not None:
@@ -306,7 +306,7 @@ class KeptTrials:
 
 
 def trial_digest(experiment: Experiment, store: Store, options: TrialOptions) -> str:
-    """Return the digest of everything that the loss of a trial depends on (ziggurat.inspect.trial.run_trial)."""
+    """Return the digest of everything on which the loss of a trial depends (ziggurat.inspect.trial.run_trial)."""
     tried = trial_experiment(experiment, store, options)
     return content_checksum(
         {

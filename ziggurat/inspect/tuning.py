@@ -37,7 +37,7 @@ RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 """RATES are the peak rates that are tried first."""
 _BASE_WIDTH = 64
 _MOST_ADDED = 3
-"""_MOST_ADDED is the maximum number of rates added on a side while the best rate is at an end of the tried ones."""
+"""_MOST_ADDED is the maximum number of rates added on a side while the best rate is at an end of those tried."""
 _PEAKED = ("isqrt", "linear", "cosine", "wsd", "constant")
 """Schedules with a peak that can be set."""
 
@@ -82,11 +82,11 @@ def resized(model: ModelConfig, size: Size) -> ModelConfig:
     Raises ConfigError if it cannot have that size.
     """
     if model.encoder_width != model.d_model:
-        raise ConfigError("`model.encoder.d_model`: sizes are changed only where encoder and decoder are equally wide")
+        raise ConfigError("`model.encoder.d_model`: sizes are changed only if encoder and decoder are equally wide")
     head, of_encoder = model.d_model // model.heads, model.d_model // model.encoder_heads
     for wide in (head, of_encoder):
         if size.width % wide:
-            raise ConfigError(f"width {size.width} is not a multiple of {wide}, the width of a head, which must stay")
+            raise ConfigError(f"width {size.width} is not a multiple of {wide}, the fixed width of a head")
 
     def narrower(width: int) -> int:
         return max(1, round(width * size.width / model.d_model))
@@ -213,7 +213,7 @@ changes all look the same."""
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Root mean squares of a model's states in its first updates: entry t is after t updates.
+    """Root mean squares of a model's states in its first updates; entry t is the value after t updates.
 
     Attributes:
         size: size of the model.

@@ -1,8 +1,8 @@
 """Devices: choosing one, and what an accelerator can do that a CPU cannot.
 
-Every question that depends on the kind of accelerator is asked here, so that NVIDIA's and AMD's GPUs ("cuda"), Intel's
-("xpu") and other backends take the same path through the rest of the package, which only distinguishes
-a CPU from everything else. Features with no counterpart elsewhere stay where they are used: CUDA graphs
+Everything that depends on the kind of accelerator is decided here, so that NVIDIA's and AMD's GPUs ("cuda"), Intel's
+("xpu") and other backends take the same path through the rest of the package, which distinguishes only CPUs from
+everything else. Features with no counterpart elsewhere stay where they are used: CUDA graphs
 (ziggurat.train.cuda_graphs) and packed sequences of flash attention (ziggurat.model.attention.cache).
 """
 
@@ -92,7 +92,7 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def can_compile(device: torch.device) -> bool:
-    """Return whether torch.compile makes kernels for a device; backends of others register themselves with it."""
+    """Return whether torch.compile makes kernels for a device; other backends register themselves with it."""
     from torch._dynamo.device_interface import get_registered_device_interfaces  # slow to import, and seldom needed
 
     return device.type in dict(get_registered_device_interfaces())

@@ -38,7 +38,7 @@ def build_model(
 ) -> Seq2Seq:
     """Build and initialise a model on the CPU in fp32; the vocabularies are numbers of tokens.
 
-    The initial weights depend on `seed` alone, and the global random state is left alone. Where `init.omega` is
+    The initial weights depend on `seed` alone, and the global random state is unchanged. Where `init.omega` is
     `profiled`, the skips of `residual: admin` are 1 until training profiles them (ziggurat.train.profiling). Raises
     ConfigError when `model.embedding.sharing: all` meets vocabularies of different size.
     """
@@ -71,8 +71,8 @@ def assemble(config: ModelConfig, source_vocabulary: int, target_vocabulary: int
 class _Undrawn(TorchFunctionMode):
     """Context in which modules of torch.nn draw no initial values.
 
-    Initialisation or a model file replaces every one of them, and for a deep model drawing takes longer than all the
-    rest. It would also move the global random state.
+    Initialisation or a model file replaces every one of them, and for a deep model drawing them takes longer than
+    everything else. It would also advance the global random state.
     """
 
     _DRAWS = frozenset({nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, Tensor.uniform_, Tensor.normal_})

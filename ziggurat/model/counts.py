@@ -64,7 +64,7 @@ def inspect_experiment(experiment: Experiment, folder: Path | None = None) -> In
     Raises ConfigError and DataError as vocabulary_sizes and build_model do.
     """
     tokenizers, origin = _vocabularies(experiment.data, folder)
-    if tokenizers is not None and folder is None:  # an already trained model is shown unchanged
+    if tokenizers is not None and folder is None:  # a trained model is shown unchanged
         refuse_two_vocabularies(experiment.model, *tokenizers)
     sizes = _sizes(experiment.data, tokenizers, origin)
     model = bare_model(experiment.model, sizes.source, sizes.target)

@@ -3,8 +3,9 @@
 Growing follows shallow-to-deep training (Li et al. 2020, section 4). The paper and its code grow the encoder; a
 decoder's added layers are initialised by the same rules.
 
-Pruning leaves layers out (Fan et al. 2019, made possible by LayerDrop): such a layer passes its input through. That is
-exact where layers read only the one below; the result is a smaller model, which trains and exports like any other.
+Pruning leaves layers out (Fan et al. 2019, made possible by LayerDrop): a layer that is left out passes its input
+through. That is exact where layers read only the one below; the result is a smaller model, which trains and exports
+like any other.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _ACROSS = ("encoder.history.", "encoder.transparent.", "decoder.history.")
 
 
 class Copies(NamedTuple):
-    """Origins of the layers of one stack, which had `before` of them.
+    """Origins of the layers of one stack, which had `before` layers.
 
     `sources` gives, for each layer it now has, the old layer it is copied from, counted from 0; None: initial weights.
     `owners` gives, for each old layer, the layer that holds its parameters where layers are tied.
@@ -141,7 +142,7 @@ def grow_moments(parameters: Mapping[str, Tensor], old: Mapping[str, Tensor], pl
 
 
 def _source_name(name: str, plan: Deepening) -> str | None:
-    """Return the shallow model's parameter that `name` is copied from; None: it keeps its initial values."""
+    """Return the shallow model's parameter from which `name` is copied; None: it keeps its initial values."""
     found = _LAYER.fullmatch(name)
     if found is None:
         return name
@@ -243,7 +244,7 @@ def _joined(mixtures: Tensor, encoder: Mapping[int, int], readers: list[int]) ->
     """Return the logits of transparent memory [readers, sources] for the remaining layers.
 
     Source l is the state after layer l, 0 the stack's input. Without layer l it is the state after the nearest layer
-    below that remains: the softmax gives that one the weight of both if its logit is the logarithm of the sum.
+    below that remains: that state gets the weight of both if its logit is the log-sum-exp of their two logits.
     """
     groups: list[list[int]] = [[0]]
     for layer in range(mixtures.shape[1] - 1):

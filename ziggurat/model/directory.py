@@ -128,7 +128,7 @@ class OpenedModel:
     Attributes:
         tokenizers: source and target tokenizer; the same object twice if they are joint.
         directory: folder that holds the vocabulary files.
-        weights: file the weights came from.
+        weights: file from which the weights came.
         origin: a description of these weights, such as `runs/a: best, update 1200`.
     """
 
@@ -185,7 +185,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def verify(path: Path, expected: str) -> None:
-    """Raise CheckpointError when the file is missing or its fingerprint is another one."""
+    """Raise CheckpointError if the file is missing or its fingerprint differs."""
     try:
         actual = fingerprint(path)
     except DataError as error:
@@ -260,7 +260,7 @@ def open_model(
 
 
 def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:
-    """Return the file that open_model reads weights from, and the folder with configuration and vocabularies.
+    """Return the file from which open_model reads weights, and the folder with configuration and vocabularies.
 
     Raises CheckpointError when there is none.
     """
@@ -301,9 +301,9 @@ def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:
 
 
 def common_weights(runs: Sequence[Path]) -> str | None:
-    """Return the checkpoint to compare runs by, `best` or `last`, if some of them would open averaged weights.
+    """Return the checkpoint by which to compare runs, `best` or `last`, if some of them would open averaged weights.
 
-    None if all would open the same kind: with an average on one side only, it would win or lose by that.
+    None if all would open the same kind: if only some were averaged, that would decide the comparison.
     """
     kinds = set()
     for run in runs:
@@ -330,7 +330,7 @@ def weights_experiment(folder: Path, root: Path) -> Experiment:
 def _refuse_other_model(path: Path, experiment: Experiment, kept: Mapping[str, Any]) -> None:
     """Raise CheckpointError naming the keys in which `model` differs from the section the weights were trained with."""
     try:
-        before = type(experiment.model).model_validate(kept["model"])  # with defaults for keys that came later
+        before = type(experiment.model).model_validate(kept["model"])  # with defaults for keys introduced later
     except (ValidationError, KeyError) as error:
         raise CheckpointError(
             f"{path.parent}: this version cannot read the model configuration in its checkpoints: {error}"

@@ -14,7 +14,7 @@ def random_bytes(like: Tensor) -> Tensor:
     """Return uniform random bytes (uint8) shaped like `like`, from torch's CPU generator.
 
     It is a registered operator, so torch.compile calls it and does not look inside. One 64-bit draw decides eight
-    elements, where bernoulli_ spends one draw each: in a bf16 update on CPU bernoulli_ took 23 % of the time.
+    elements, where bernoulli_ spends one draw each: in a bf16 update on a CPU bernoulli_ took 23 % of the time.
     """
     return torch.ops.ziggurat.random_bytes(like)
 

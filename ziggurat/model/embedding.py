@@ -58,7 +58,7 @@ class SinusoidalPositions(nn.Module):
 
     def _apply(self, fn: object, recurse: bool = True) -> SinusoidalPositions:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.table.dtype == torch.float64:  # recomputed, since converting would keep the rounding to fp32
+        if self.table.dtype == torch.float64:  # recomputed, since conversion would keep the rounding to fp32
             self.table = sinusoids(self.table.shape[0], self.d_model).to(self.table.device)
         return self
 
@@ -169,12 +169,12 @@ class OutputProjection(nn.Module):
     """Logits = hidden W^T + b.
 
     Attributes:
-        weight: W [vocabulary, d_model], another parameter or the target embedding's.
+        weight: W [vocabulary, d_model], either a separate parameter or the target embedding's.
         unit: each row of W is divided by its length, as UnitEmbedding does.
         bias: b [vocabulary], or None.
         ruled_out: ids [n] of tokens that the bias makes impossible, such as those that an imported model never
-            produces; None: no such tokens. `rule_out` finds them when weights are loaded, because a search in every
-            training step would wait for a GPU.
+            produces; None: no such tokens. `rule_out` finds them when weights are loaded, because searching for them in
+            every training step would mean waiting for the GPU.
         multiply: the product, from ziggurat.model.linear or ziggurat.model.fast.int8.
         rounded: the rounding that the product applies to the rows of both factors.
     """
@@ -230,9 +230,9 @@ class Rotary(nn.Module):
     """Rotation of pair i of a head's channels, as a point of the plane, by position * 10000^(-2i / d_head).
 
     The product of a rotated query and a rotated key depends on their distance alone. Pair i is made of the channels
-    i and i + d_head / 2. The paper pairs neighbours: the same with the rows of the query and key maps permuted.
-    Nothing is saved with the model. The table, initially of `length` positions, grows for longer inputs, which should
-    be rare: it costs a compiled layer a new graph.
+    i and i + d_head / 2. The paper pairs neighbouring channels, which is equivalent up to a permutation of the rows of
+    the query and key maps. Nothing is saved with the model. The table, initially of `length` positions, grows for
+    longer inputs, which should be rare: it costs a compiled layer a new graph.
     """
 
     table: Tensor
@@ -256,14 +256,14 @@ class Rotary(nn.Module):
     def _reach(self, end: int) -> None:
         """Make the table long enough for the positions before `end`."""
         if end > self.table.shape[1]:
-            # Doubled, so that growth stays rare. Not an inference tensor, even when decoding makes it: training reads
+            # Doubled, so that growth is rare. Not an inference tensor, even when decoding makes it: training reads
             # the same table, and autograd does not accept inference tensors.
             with torch.inference_mode(False):
                 self.table = _turns(max(end, 2 * self.table.shape[1]), self.d_head).to(self.table)
 
     def _apply(self, fn: object, recurse: bool = True) -> Rotary:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # The angles of late positions need at least fp32. Recomputed, since converting would keep the rounding error.
+        # The angles of late positions need at least fp32. Recomputed, since conversion would keep the rounding error.
         dtype = torch.promote_types(self.table.dtype, torch.float32)
         if self.table.dtype != torch.float32:
             self.table = _turns(self.table.shape[1], self.d_head).to(self.table.device, dtype)

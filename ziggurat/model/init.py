@@ -117,8 +117,8 @@ _UNIFORM = frozenset({Role.EMBEDDING, Role.OUTPUT, Role.LSTM, Role.PROJECTION})
 def uniform(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
     """LSTM matrices, embeddings, softmax and projection U(-b, b), b = `init.uniform`: RNMT+ (Chen et al. 2018).
 
-    Follows lingvo. The rest is as in `xavier`: query and key maps of additive attention Glorot, its inner maps
-    N(0, 1/fan_in), biases 0.
+    Follows lingvo. The rest is as in `xavier`: query and key maps of additive attention are Glorot, its inner maps N(0,
+    1/fan_in), and biases 0.
     """
     return Distribution("uniform", config.uniform) if slot.role in _UNIFORM else xavier(slot, config, depth)
 
@@ -286,16 +286,16 @@ def profile_omega(
     """Set omega of every sub-layer from the variances in one forward pass; return the values, stack by stack.
 
     Args:
-        stacks: the Residuals of each stack; one without omega is left alone and gives an empty list.
+        stacks: the Residuals of each stack; one without omega is unchanged and gives an empty list.
         run: the forward pass, in training mode, through each Residual exactly once.
         masks: for each stack, [batch, length], True at real tokens.
         kept: residuals whose omega is left unchanged and not returned: those of a trained model that has grown, or of a
             stack with another initialisation.
 
     Stacks are independent. Within one, omega_1 = 1 and omega_{i+1}^2 = Var(omega_i x_{i-1}) + Var(f_i), in the order in
-    which the pass meets the sub-layers. Each omega is applied as soon as it is known, which is the progressive form of
-    the released code. (The paper's formula profiles with omega = 1 throughout and would make omega_1 zero.) Variances
-    are over all channels of all real tokens, after the branch's dropout, and the pass adds that same dropped branch. No
+    which the pass meets the sub-layers. Each omega is applied as soon as it is known, as in the progressive form of the
+    released code. (The paper's formula profiles with omega = 1 throughout and would make omega_1 zero.) Variances are
+    over all channels of all real tokens, after the branch's dropout, and the pass adds that same dropped branch. No
     branch is dropped as a whole (stochastic sub-layers), and compiled layers run uncompiled. Only omega changes.
     """
     recursions = [_Recursion(mask, kept) for mask in masks]
@@ -314,7 +314,7 @@ def _omega(residual: Residual) -> nn.Parameter | None:
 
 
 class _Recursion:
-    """The recursion of one stack over its sub-layers; `mask` [batch, length] is True at tokens that count."""
+    """The recursion of one stack over its sub-layers; `mask` [batch, length] is True at the tokens to include."""
 
     def __init__(self, mask: Tensor, kept: Collection[Residual]) -> None:
         self.mask = mask

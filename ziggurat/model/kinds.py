@@ -220,7 +220,7 @@ class StackParts:
             for number, attention in enumerate(attentions)
         ]
         if wiring.gpas and "wiring.gpas" in RESIDUALS[kind].options:
-            gate = nn.Parameter(torch.zeros(1))  # one for the layer, as in the authors' code
+            gate = nn.Parameter(torch.zeros(1))  # a single one per layer, as in the authors' code
             for residual in made:
                 residual.gate = gate
         return made

@@ -150,7 +150,7 @@ class Linear(nn.Linear):
         return y if self.low_rank is None else self.low_rank(x, y)
 
     def part(self, x: Tensor, number: int, parts: int) -> Tensor:
-        """Return part `number` of the `parts` equal ones of the output, [..., out / parts], for `x` [..., in]."""
+        """Return part `number` of the output, which has `parts` equal parts, [..., out / parts], for `x` [..., in]."""
         bias = None if self.bias is None else self.bias.chunk(parts)[number]
         y = self.multiply(x, self.weight.chunk(parts)[number], bias)
         return y if self.low_rank is None else self.low_rank.of_part(x, y, number)
@@ -162,7 +162,7 @@ class ShiftedLinear(nn.Module):
     Every linear map of the layers has one; the toolkit zero leaves it out on attention's memory and output.
     """
 
-    roles: ClassVar[Roles] = {"shift": Role.WIRING}  # the matrix gets its role from the module that owns this map
+    roles: ClassVar[Roles] = {"shift": Role.WIRING}  # the module that owns this map assigns the matrix's role
     low_rank: LowRank | None
 
     def __init__(self, d_in: int, d_out: int) -> None:
@@ -179,7 +179,7 @@ class ShiftedLinear(nn.Module):
         return y if self.low_rank is None else self.low_rank(shifted, y)
 
     def part(self, x: Tensor, number: int, parts: int) -> Tensor:
-        """Return part `number` of the `parts` equal ones of x W^T, [..., d_out / parts], without the shift."""
+        """Return part `number` of x W^T, which has `parts` equal parts, [..., d_out / parts], without the shift."""
         y = linear(x, self.weight.chunk(parts)[number])
         return y if self.low_rank is None else self.low_rank.of_part(x, y, number)
 

@@ -48,7 +48,7 @@ class LowRank(nn.Module):
     """Updates of a linear map: part p of its output becomes W_p x + b_p + scale B_p A_p dropout(x).
 
     This is equation 3 of Hu et al. 2021, where scale is their alpha / r. A matrix that combines several maps (queries,
-    keys and values) has as many equal parts, each with separate factors; parts that are not chosen stay unchanged.
+    keys and values) has an equal part for each map, with separate factors; parts that are not chosen stay unchanged.
 
     Args:
         width_in: width of the map's input.

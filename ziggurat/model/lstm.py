@@ -2,9 +2,9 @@
 
 Backward passes are written by hand. In an LSTM, everything that does not depend on the previous step is one matrix
 product over all steps: the input's part of the gates and, in the backward pass, the gradients of weights and input.
-cuDNN does the same for a plain LSTM (Appleyard et al. 2016). Each step is left with about ten kernels in either pass,
-for all gates and both directions at once. Sums and gates have the dtype of the gains (fp32 under autocast), products
-that of input and weights.
+cuDNN does the same for a plain LSTM (Appleyard et al. 2016). This leaves about ten kernels per step in each pass, for
+all gates and both directions at once. Sums and gates have the dtype of the gains (fp32 under autocast), products that
+of input and weights.
 
 The passes are torch operators, opaque to torch.compile: a compiled layer contains one call, not a loop unrolled over
 the steps. They are registered by hand because `torch.library.custom_op` imports the whole compiler when an operator is
@@ -34,12 +34,8 @@ EPSILON = 1e-8
 def recur(x: Tensor, weights: Sequence[Tensor], gain: Tensor, bias: Tensor, batch: int) -> Tensor:
     """Return the outputs [T + 1, B, D, C] of D cells (LstmCell) over T steps; those before the first step are 0.
 
-    Args:
-        x: [D, T * B, I], what each direction reads, step by step.
-        weights: D matrices [4 * C, I + C], whose rows are those of the gates g, i, f, o.
-        gain: [D, 4, C].
-        bias: [D, 4, C].
-        batch: B.
+    Args: x: [D, T * B, I], the input of each direction, step by step. weights: D matrices [4 * C, I + C], whose rows
+        are those of the gates g, i, f, o. gain: [D, 4, C]. bias: [D, 4, C]. batch: B.
     """
     if torch.is_autocast_enabled(x.device.type):
         narrow = torch.get_autocast_dtype(x.device.type)

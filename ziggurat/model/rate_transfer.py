@@ -9,9 +9,9 @@ stay the same. With m_N the ratio of widths and m_L the ratio of depths, the pap
     logits              1/m_N
     Adam's epsilon      m_N^-1 m_L^-a in layers
 
-with a = 1 for CompleteP and 1/2 for depth-muP. The paper leaves some points open, which we choose: encoder and decoder
-have separate m_L; the variance of weights follows from Glorot's bounds; embeddings are W = E / sqrt(d_model),
-multiplied by sqrt(d_model) where they are read, so that E, which the paper is about, keeps its size. For E to change by
+with a = 1 for CompleteP and 1/2 for depth-muP. The paper leaves some points open, which are decided here: encoder and
+decoder have separate m_L; the variance of weights follows from Glorot's bounds; embeddings are W = E / sqrt(d_model),
+multiplied by sqrt(d_model) where they are read, so that E, the paper's matrix, keeps its size. For E to change by
 the same amount, W has the rate and the epsilon m_N^-1/2, and logits, products with W, need m_N^-1/2 more. The
 attention's scale 1/sqrt(d_head) is kept, so heads should be as wide as in the base.
 """

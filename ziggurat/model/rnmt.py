@@ -99,8 +99,8 @@ class RnmtLayer(nn.Module):
 class RnmtEncoder(Recomputing):
     """Bidirectional layers, bottom first, their transparent merge if there is one, and a projection to `width`.
 
-    Only the outputs of the layers are merged, because the embedding has another width (as in lingvo; the paper includes
-    it).
+    Only the outputs of the layers are merged, because the embedding has a different width (as in lingvo; the paper
+    includes it).
     """
 
     roles: ClassVar[Roles] = {"out_proj": Role.PROJECTION}
@@ -180,13 +180,13 @@ class RnmtCache:
             buffer[: self.live.count] = part
 
     def follow(self, parents: Tensor) -> None:
-        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+        """Make beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
         for buffer in self._buffers:
             live = buffer[: self.live.count]
             live.copy_(live.gather(1, parents[..., None].expand_as(live)))
 
     def keep(self, moves: RowMoves) -> None:
-        """Move rows; `LiveBeams.keep` has counted the live ones already."""
+        """Move rows; `LiveBeams.keep` has already counted the live ones."""
         self.memory.keep(moves)
         for buffer in self._buffers:
             moves.within(buffer)

@@ -57,8 +57,9 @@ def refuse_missing(path: Path, what: str = "run or model directory") -> None:
 def locked(run: Path, patience: float = _PATIENCE_SECONDS) -> Iterator[None]:
     """Context in which no other process trains in the run.
 
-    Raises CheckpointError if another process already does, DataError if the file system has no locks. `patience` is the
-    time in seconds to wait for the lock, since a process that repairs the links also holds it briefly.
+    Raises CheckpointError if another process already trains in it, DataError if the file system has no locks.
+    `patience` is the time in seconds to wait for the lock, since a process that repairs the links also holds it
+    briefly.
     """
     with (run / _LOCK).open("w") as file:
         end = time.monotonic() + patience
@@ -171,7 +172,7 @@ def link(name: Path, folder: Path) -> None:
         return
     if name.is_dir() and not name.is_symlink():
         raise CheckpointError(
-            f"{name}: is a folder where the link to a checkpoint belongs, as in a copy of a run that followed its "
+            f"{name}: is a folder in place of a link to a checkpoint, as in a copy of a run that followed its "
             f"links; remove it (`rm -r {name}`), and the link is made again"
         )
     temporary = name.with_name(f".{name.name}.linking_.tmp")
@@ -215,7 +216,8 @@ def _wanted(run: Path) -> dict[Path, Path]:
         scores = {name: score for name, score in progress.get("scores", {}).items() if name in folders}
         if scores:
             config = load_experiment(run / CONFIG_FILE).training
-            # The metric used for these scores: the configuration may name a new one that awaits its first validation.
+            # The metric used for these scores, since the configuration may name a new one that has not been validated
+            # yet.
             metric = progress.get("best_by", {}).get("metric", config.validation.metric)
             smaller, kept = metric == "loss", config.checkpoint
             of_each = {best_link(name): its for name, its in progress.get("direction_scores", {}).items()}

@@ -46,7 +46,7 @@ class LayerRange(NamedTuple):
 
 
 def runs(layers: int, recompute: Recompute) -> list[LayerRange]:
-    """Return the runs of a stack of `layers` layers, bottom first; `recompute` as in ziggurat.config.train.
+    """Return the runs of a stack of `layers` layers, bottom first; `recompute` has the values of ziggurat.config.train.
 
     The input of every run and the activations of one run are kept between the passes. With runs of r of L layers, this
     amounts to L / r + _INSIDE * r inputs, which is minimal if both terms are equal: r = sqrt(L / _INSIDE).
@@ -128,10 +128,10 @@ class StepCache(Protocol):
         """The last step's attention to the memory, [N, K, source], if it is kept."""
 
     def follow(self, parents: Tensor) -> None:
-        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+        """Make beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
 
     def keep(self, moves: RowMoves) -> None:
-        """Move rows; `LiveBeams.keep` has counted the live ones already."""
+        """Move rows; `LiveBeams.keep` has already counted the live ones."""
 
 
 Cache = TypeVar("Cache", bound=StepCache)
@@ -182,12 +182,12 @@ class DecoderState:
         return None if weights is None else weights.expand(-1, self.live.beam_size, -1)
 
     def follow(self, parents: Tensor) -> None:
-        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+        """Make beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
         self.live.follow(parents)
         self.cache.follow(parents)
 
     def keep(self, sentences: Tensor) -> None:
-        """Let row i be the old row sentences[i]; `sentences` is [new N], without repetition, on the CPU."""
+        """Make row i the old row sentences[i]; `sentences` is [new N], without repetition, on the CPU."""
         self.cache.keep(self.live.keep(sentences))
 
 
@@ -270,7 +270,7 @@ class Seq2Seq(nn.Module):
         """
         count = tokens.shape[1]
         logits = self.logits(self.advance(tokens, state))
-        # Repeated, not expanded: the search writes into each beam's scores separately.
+        # Repeated, not expanded, because the search writes into each beam's scores separately.
         return logits if logits.shape[1] == count else logits.repeat(1, count, 1)
 
     def advance(self, tokens: Tensor, state: DecoderState) -> Tensor:

@@ -27,7 +27,7 @@ class RungeKutta(nn.Module):
     As in the authors' code, F is the whole layer including its residual connections, so y enters y' twice (the norms
     around the layers absorb its scale), and all layers share w and b. If F were the layer minus its input, Euler's
     method would be the plain stack; the paper's definition of F was not available. Their decoder uses first-order
-    layers, as does ours. They train it with `history: dlcl`.
+    layers, as it does here. They train it with `history: dlcl`.
 
     Attributes:
         gate: makes w [F1; F2] + b; None except for `rk2_gated`.

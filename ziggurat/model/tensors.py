@@ -134,7 +134,7 @@ def system_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """Open a safetensors file that we wrote. Raises CheckpointError when it is missing, damaged or too new."""
+    """Open a safetensors file of this package. Raises CheckpointError when it is missing, damaged or too new."""
     try:
         check_name(path)
         check_regular(path, error=CheckpointError)

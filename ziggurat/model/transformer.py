@@ -124,11 +124,11 @@ class DecoderLayerCache:
         return self.cross
 
     def follow(self, parents: Tensor) -> None:
-        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+        """Make beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
         self.own.follow(parents)
 
     def keep(self, moves: RowMoves) -> None:
-        """Move rows; `LiveBeams.keep` has counted the live ones already."""
+        """Move rows; `LiveBeams.keep` has already counted the live ones."""
         self.own.keep(moves)
         self.cross.keep(moves)
 
@@ -138,7 +138,7 @@ class AnyDecoderLayer(TransformerLayer[TargetView]):
 
     @abstractmethod
     def attentions(self) -> tuple[OwnAttention, CrossAttention]:
-        """Return what attends to the target, and what to the memory."""
+        """Return the modules that attend to the target and to the memory."""
 
     def start(
         self, live: LiveBeams, *, kept: KeptWeights | None = None, first: FirstValues | None = None
@@ -329,7 +329,7 @@ class _Stack(Recomputing):
         return _Passed(state, inputs, outputs)
 
     def _mean(self, x: Tensor) -> Tensor:
-        """Return the mean of the streams [..., d_model], which is as long as one, for what reads a layer's state."""
+        """Return the mean of the streams [..., d_model], of one stream's magnitude, for readers of a layer's state."""
         return x if self.streams is None else x.mean(-2)
 
     def _ended(self, state: HistoryState) -> Tensor:
@@ -379,7 +379,7 @@ class Encoder(_Stack):
             sources.extend(read)
             every.extend(given)
         if self.transparent is not None:
-            last = self._ended(state)  # of several streams the sum; the other sources are means
+            last = self._ended(state)  # the sum of several streams, whereas the other sources are means
             return self.transparent([*sources, last if self.streams is None else last / self.streams])
         whole = self._close(state)
         if self.hierarchy is None:
@@ -404,12 +404,12 @@ class DecoderCache:
         return None if self._kept is None else self._kept.weights
 
     def follow(self, parents: Tensor) -> None:
-        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+        """Make beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
         for layer in self.layers:
             layer.follow(parents)
 
     def keep(self, moves: RowMoves) -> None:
-        """Move rows; `LiveBeams.keep` has counted the live ones already."""
+        """Move rows; `LiveBeams.keep` has already counted the live ones."""
         for layer in self.layers:
             layer.keep(moves)
 
@@ -443,7 +443,7 @@ class Decoder(_Stack, StepwiseDecoder[DecoderCache]):
         return DecoderCache(layers, kept)
 
     def admit(self, memory: Memory, rows: slice, cache: DecoderCache) -> None:
-        """Project the memory of new sentences, which have `rows` among the live ones, once for every layer."""
+        """Project the memory of new sentences, which occupy `rows` among the live ones, once for each layer."""
         first = FirstValues()
         for number, (layer, its_cache) in enumerate(zip(self.layers, cache.layers, strict=True)):
             cast(AnyDecoderLayer, layer).admit(memory.of(number), rows, its_cache, first)

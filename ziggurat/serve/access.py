@@ -100,7 +100,7 @@ class Access:
     """The keys and limits of a server.
 
     Args:
-        limits: limits of clients that have none of their own.
+        limits: limits for clients without their own.
         keys: file of keys; None: everybody may send requests.
         say: receives messages for the operator.
 
@@ -166,7 +166,7 @@ class Access:
         return f"key {entry.name}" if entry else "strangers"
 
     def spend(self, client: str, characters: int) -> None:
-        """Count further characters of an admitted client, such as those of its document. Thread-safe.
+        """Count more characters for an admitted client, such as those of its document. Thread-safe.
 
         Raises Refused: beyond the limit for now (429) or for good (413).
         """

@@ -266,7 +266,7 @@ class RequestLog:
                 self._say(f"request {name}: {printable(scope['method'], 10)} {path} {status}, {1000 * seconds:.0f} ms")
 
     def _name(self, scope: Scope) -> str:
-        """Return the name of a request: the proxy's, so that its log and ours match, or a random one."""
+        """Return the name of a request: the proxy's, so that both logs match, or a random one."""
         if self._proxied:
             for key, value in scope["headers"]:
                 if key == b"x-request-id" and _NAME.fullmatch(value):
@@ -345,7 +345,7 @@ class BodyLimit:
         async def counted() -> Message:
             nonlocal size, complete, late
             try:
-                # After the body only the end of the connection can come, and there is no hurry for that.
+                # Only the end of the connection can follow the body, and that may take its time.
                 async with asyncio.timeout_at(None if complete else end + size / BYTES_PER_SECOND):
                     message = await receive()
             except TimeoutError:
@@ -392,7 +392,7 @@ async def _discard(receive: Receive, seconds: float) -> None:
 
 
 CLOSING = 5.0
-"""CLOSING is how many seconds a step may still take at the end, when nothing waits for its lines any more."""
+"""CLOSING is how many seconds a step may still take at the end, when nothing is waiting for its lines."""
 
 
 def build_app(
@@ -483,7 +483,7 @@ async def _refresh(translations: Translations, documents: Documents) -> None:
     """Check the file of keys and expired documents every second, for as long as the server runs."""
     while True:
         await asyncio.sleep(1.0)
-        with contextlib.suppress(Exception):  # whatever happened, the next second is another try
+        with contextlib.suppress(Exception):  # whatever happened, try again in a second
             await translations.in_thread(translations.access.refresh)
             await documents.expire()
 

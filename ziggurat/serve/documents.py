@@ -45,7 +45,7 @@ from ziggurat.translate.options import Terms
 
 UNKNOWN = "there is no such document, or it has expired"
 _UNSAFE = regex.compile(r"[^A-Za-z0-9_-]++")
-_PLAIN = ("text/plain", "text/markdown")  # files that are text and little else
+_PLAIN = ("text/plain", "text/markdown")  # files that consist of little but text
 _DETECTED = 2000  # characters used to detect a document's language
 
 
@@ -188,7 +188,7 @@ def _beginning(given: Document, content: bytes, limits: Limits) -> str:
 
 
 class _EnoughError(Exception):
-    """Enough of a document has been read."""
+    """Signals that enough of a document has been read."""
 
 
 _PREFIX, _LOCK = "ziggurat-documents-", "lock"
@@ -221,9 +221,9 @@ class Documents:
         self._folder, self._lock = folder, _locked(folder)
 
     def _reopen(self) -> None:
-        """Make another folder where a cleaner of temporary files has removed this one. Raises OSError.
+        """Make another folder if a cleaner of temporary files has removed this one. Raises OSError.
 
-        Not under the same name, which somebody else may have taken.
+        It gets a new name, since somebody else may have taken the old one.
         """
         if self._folder is not None and not _is_own(self._folder):
             former = self._lock
@@ -400,7 +400,7 @@ class _Threads:
         future: asyncio.Future[Any] = loop.create_future()
 
         def finish(put: Callable[[], None]) -> None:
-            if not future.done():  # otherwise nothing waits for it any more
+            if not future.done():  # otherwise nothing is waiting for it
                 put()
             self._running -= 1
             self._end()
@@ -434,7 +434,7 @@ def _locked(folder: Path) -> int:
     descriptor, name = tempfile.mkstemp(dir=folder)
     with contextlib.suppress(OSError):  # no locks here, so no other server can lock it and remove the folder either
         try_lock(descriptor)
-    os.replace(name, folder / _LOCK)  # made visible only now that it is locked
+    os.replace(name, folder / _LOCK)  # made visible only once it is locked
     return descriptor
 
 

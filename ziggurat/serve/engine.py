@@ -102,7 +102,7 @@ class LineBatch:
     def _found(self, lines: list[QueuedLine]) -> list[Translation]:
         """Return the translation of each line.
 
-        Raises ZigguratError for a faulty one, DeadlineExceeded if no client waits any more.
+        Raises ZigguratError for a faulty one, DeadlineExceeded if no client is still waiting.
         """
         columns: dict[str, Any] = {}
         if self._options.prefix:
@@ -357,7 +357,7 @@ class Engine:
                 taken.finish(error)
 
     def _admit(self) -> None:
-        """Let waiting lines join, and remove those that no client waits for any more."""
+        """Let waiting lines join, and remove those for which no client is waiting."""
         batch = self._batch
         assert batch is not None
         now = time.monotonic()
@@ -406,5 +406,5 @@ class Engine:
         self._batch, self.state.live = None, 0
         for line in lines:
             line.finish(why)
-        if not lines:  # it cannot even start: the clients would wait forever
+        if not lines:  # it cannot even start, and clients would wait forever
             self.queue.clear(why)

@@ -27,7 +27,8 @@ from ziggurat.translate.options import tells_alignments
 _COPIES = 3
 """_COPIES is how many times the size of its weights a model takes with PyTorch.
 
-Twice while it is read and built (1.6 times packed in fp32, 0.9 in bf16), and as much again for a search of many lines.
+Twice while it is read and built (1.6 times packed in fp32, 0.9 in bf16), and as much again for a search over many
+lines.
 """
 _POLL = 0.05  # seconds between checks of whether another model has been closed
 _UNLOADING = 10.0  # seconds that a model waits for the memory of other models in use

@@ -1,6 +1,6 @@
 """The lines that wait for a model: bounded, fair to clients, and dropped when their client leaves.
 
-Also the lock by which models take turns.
+Also contains the lock by which models take turns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ziggurat.system.errors import ZigguratError
 from ziggurat.translate.options import TranslateOptions
 from ziggurat.translate.results import Translation
 
-_MEMORY = 0.999  # weight that each step leaves to earlier ones: a few hundred steps count
+_MEMORY = 0.999  # weight that each step leaves to earlier ones, so that a few hundred steps count
 
 
 class QueueFull(ZigguratError):  # noqa: N818 - a state, not a fault
@@ -40,7 +40,7 @@ class QueuedLine:
         text: the line.
         client: the client that sent it; clients take turns.
         options: the requested options; lines with the same `TranslateOptions.key` are translated together.
-        deadline: `time.monotonic()` after which the translation is not needed any more.
+        deadline: `time.monotonic()` after which the translation is no longer needed.
         done: called once, in the engine's thread, with the translation or an exception; never after `cancel`.
         constraints: phrases that the translation must contain.
         notices: counts, by kind, of what needed special handling, written by the engine before `done`.
@@ -72,7 +72,7 @@ class FairQueue:
 
     Args:
         most: lines that may wait. A request is admitted in whole or not at all (`check`); a single one may be longer.
-        most_of_client: lines of one client that may wait next to those of others; None: no separate limit.
+        most_of_client: lines of one client that may wait along with those of others; None: no separate limit.
 
     Thread-safe. `changed` is notified when lines arrive.
     """
@@ -212,7 +212,7 @@ class FairQueue:
 class FairLock:
     """A lock for `with`, fair between threads.
 
-    A thread that releases `threading.Lock` and requests it again at once mostly gets it again. Of two models that
+    A thread that releases a `threading.Lock` and requests it again at once usually gets it again. Of two models that
     compute step by step, one could then wait for as long as the other has work.
     """
 

@@ -39,7 +39,7 @@ _NOT_UTF8 = "forms must be UTF-8"
 _CHARSET = re.compile(r"""charset\s*+=\s*+["']?+([^"';\s]*+)""")
 _JSON, _FORM, _UPLOAD = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
 _MOST_FIELDS = 2000
-_LARGE = 1 << 16  # bytes of JSON from which on it is parsed outside the event loop
+_LARGE = 1 << 16  # size in bytes from which JSON is parsed outside the event loop
 
 
 class Refused(Exception):  # noqa: N818 - a response
@@ -57,7 +57,7 @@ class Refused(Exception):  # noqa: N818 - a response
 
 
 def failure(error: Exception) -> tuple[Refused, str]:
-    """Return the answer where the machine (503) or the program (500) failed, and the words for the log."""
+    """Return the response to a failure of the machine (503) or the program (500), and the text for the log."""
     what = f"{type(error).__name__}: {printable(str(error), 300)}"
     if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
         return Refused(503, "the server cannot keep files at the moment; try again later", {"Retry-After": "60"}), what
@@ -179,7 +179,7 @@ def _check_charset(request: Request) -> None:
 
 
 class _Parts(MultiPartParser):
-    """Starlette's form parser, but text that is not UTF-8 is an error; Starlette itself decodes it as Latin-1."""
+    """Starlette's form parser, but with an error for text that is not UTF-8; Starlette itself decodes it as Latin-1."""
 
     def on_part_end(self) -> None:
         """Take a part."""

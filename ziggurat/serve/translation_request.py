@@ -54,7 +54,7 @@ def ranked(translation: Translation, rank: int) -> Translation:
 
 
 class TextTranslation:
-    """A text on its way through the models of a route, and finally its translations.
+    """A text on its way through the models of a route, and in the end its translations.
 
     Attributes:
         source: the text; empty for a document.
@@ -234,7 +234,7 @@ class TranslationRequest:
         return [self._put(text.route[0], text.new, self._of_model(text, 0)) if text.new else None for text in texts]
 
     def _of_model(self, text: TextTranslation, number: int) -> TranslateOptions:
-        """Return the options for a model on a text's route: only the last model has to give more than a translation."""
+        """Return the options for a model on a text's route: only the last model must give more than a translation."""
         return self._options if number == len(text.route) - 1 else PLAIN
 
     def _put(

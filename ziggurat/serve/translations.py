@@ -37,8 +37,8 @@ class Detector:
     """A language detector, based on py3langid.
 
     Args:
-        codes: the languages that it may find, by the models' codes. One that py3langid does not know is found only if
-            no other language is possible.
+        codes: the languages that it may find, by the models' codes. One that py3langid does not know is returned only
+            if no other language is possible.
     """
 
     def __init__(self, codes: Iterable[str]) -> None:
@@ -55,7 +55,7 @@ class Detector:
         If `among` is given, only its languages are returned. A text without letters, or in a language that py3langid
         does not know, gives all languages with confidence 0, in the models' order. If py3langid does not know one of
         the candidates, the text may be in none of the others. Their confidence is then the share among all languages
-        that it knows, because among few candidates, and above all a single one, one would always win.
+        that it knows, because one of few candidates, and certainly a single one, would always win.
         """
         wanted = [code for code in self._codes if among is None or code in among]
         names = {name: [code for code in codes if code in wanted] for name, codes in self._of.items()}
@@ -120,7 +120,7 @@ class Translations:
     def client(self, request: Request, dialect: Dialect, key: object, characters: int = 0) -> str:
         """Return the client, identified by the key in its dialect's header or in a field, or by its address.
 
-        Raises Refused, in the dialect's words, if it has no access or requests too much.
+        Raises Refused, in the dialect's words, if it has no access or exceeds a limit.
         """
         given = request.headers.get("authorization", "")
         if dialect.scheme and given.startswith(dialect.scheme):

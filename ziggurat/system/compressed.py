@@ -1,4 +1,4 @@
-"""Compressed streams in bounded memory: .gz, .xz and .zst, with limits against files made to fill memory or disk.
+"""Compressed streams in bounded memory: .gz, .xz and .zst, with limits against files designed to fill memory or disk.
 
 `byte_blocks` is the core; `byte_stream` and `uncompressed_file` build on it. One decompressor loop serves .gz and
 .xz; .zst goes through Arrow.
@@ -118,7 +118,7 @@ def _within_ratio(path: Path, blocks: Iterator[bytes], file: BinaryIO) -> Iterat
         unpacked += len(block)
         if unpacked > _RATIO_FREE and unpacked > MAX_RATIO * file.tell():
             raise DataError(
-                f"{path}: {file.tell():,} bytes expand to {unpacked:,} and more, over {MAX_RATIO} times as many; text "
+                f"{path}: {file.tell():,} bytes expand to at least {unpacked:,}, over {MAX_RATIO} times as many; text "
                 f"does not compress so well; such files are made to fill memory or disk; {_UNPACK}"
             )
         yield block
@@ -128,13 +128,13 @@ def _decompressed(path: Path, file: BinaryIO, compression: str) -> Iterator[byte
     try:
         yield from _zstd(file) if compression == ".zst" else _members(file, _DECOMPRESSORS[compression])
     except EOFError:
-        raise DamageError(f"{path}: the compressed data ends early (truncated file?); nothing of it was used") from None
+        raise DamageError(f"{path}: the compressed data ends early (truncated file?); none of it was used") from None
     except _BytesFollowError as error:
-        raise DamageError(f"{path}: bytes follow the compressed data ({error}); nothing of it was used") from None
+        raise DamageError(f"{path}: bytes follow the compressed data ({error}); none of it was used") from None
     except (zlib.error, lzma.LZMAError) as error:
         if "limit" in str(error):
             raise DataError(f"{path}: takes more than 128 MiB of memory to unpack; {_UNPACK}") from None
-        raise DamageError(f"{path}: the compressed data is damaged ({error}); nothing of it was used") from error
+        raise DamageError(f"{path}: the compressed data is damaged ({error}); none of it was used") from error
 
 
 class _BytesFollowError(Exception):
@@ -190,7 +190,7 @@ def _zstd(file: BinaryIO) -> Iterator[bytes]:
     Arrow reads them in bounded blocks. With bounded blocks the package zstandard would take a truncated frame for the
     end of the stream.
     """
-    import pyarrow as pa  # takes 0.1 s, which `ziggurat --version` should not pay
+    import pyarrow as pa  # takes 0.1 s, which `ziggurat --version` should not cost
 
     stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")
     while True:

@@ -305,7 +305,7 @@ def _refuse_edit(path: Path, document: Mapping[str, Any]) -> None:
     if searched:
         key, _, values = searched[0].removeprefix("decoding.").partition(": ")
         setting = f"{key}={values.rpartition(' -> ')[2]}"
-        ways += f", and give settings of the search with the command (`ziggurat translate {path.parent} {setting}`)"
+        ways += f", and give search settings on the command line (`ziggurat translate {path.parent} {setting}`)"
     if any(change.startswith("model.") for change in changes):
         ways += "; the weights are those of the old `model` section and compute something else with another"
     elif any(change.startswith("data.") and not change.startswith("data.store:") for change in changes):
@@ -316,13 +316,13 @@ def _refuse_edit(path: Path, document: Mapping[str, Any]) -> None:
 
 
 GENERATOR = "Ziggurat"
-"""GENERATOR is the generator named in our pages."""
+"""GENERATOR is the generator named in ziggurat's pages."""
 _MARK = f'<meta name="generator" content="{GENERATOR}">'.encode()
 _HEAD = 1000  # first bytes of a page, which contain the mark
 
 
 def may_be_replaced(path: Path) -> bool:
-    """Return True unless `path` is a file other than one of our pages."""
+    """Return True unless `path` is a file that is not one of ziggurat's pages."""
     if not path.is_file():  # nothing, or a device, which is written to and not replaced
         return True
     try:
@@ -398,7 +398,7 @@ def _parent(path: Path) -> str | None:
 
 
 def _models_in(path: Path) -> list[Path]:
-    """Return the runs in a folder, and the exports that ziggurat can translate with."""
+    """Return the runs in a folder, and the exports with which ziggurat can translate."""
 
     def translates(folder: Path) -> bool:
         return (folder / "checkpoints").is_dir() or _fields(folder / "export.json", "target") == ["ctranslate2"]

@@ -4,11 +4,11 @@ PyTorch is not imported here: a new process imports this module before it can wa
 
 After each operation that torch splits among threads, the threads meet at a barrier, where GNU's OpenMP (libgomp) lets
 them spin for some milliseconds before they sleep. This is best on an idle machine. If another process wants a core,
-however, a spinning thread occupies the core that the thread it waits for needs, and training becomes ten times slower
-(benchmarks/README.md). The environment variables that control this are read only once, when the library is loaded. But
-libgomp spins only for microseconds if the process has more OpenMP threads than there are CPUs (its
-config/linux/wait.h: gomp_throttled_spin_count_var). So while other processes keep the machine busy, `share_cores`
-holds a team of idle threads, which compute nothing. LLVM's and Intel's OpenMP (KMP_BLOCKTIME) yield by the same rule.
+however, a spinning thread occupies the core needed by the very thread for which it waits, and training becomes ten
+times slower (benchmarks/README.md). The environment variables that control this are read only once, when the library is
+loaded. But libgomp spins only for microseconds if the process has more OpenMP threads than there are CPUs (its
+config/linux/wait.h: gomp_throttled_spin_count_var). So while other processes keep the machine busy, `share_cores` holds
+a team of idle threads, which compute nothing. LLVM's and Intel's OpenMP (KMP_BLOCKTIME) yield by the same rule.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ _STAT = Path("/proc/stat")
 _MAPS = Path("/proc/self/maps")
 _SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _SECONDS = 0.5  # between two samples: long enough to measure 0.1 cores with CPU times in hundredths of a second
-_CROWDED, _CALM = 0.25, 0.1  # cores that others use beyond those we leave free: turn on above, off below
-_CALM_LOOKS = 6  # three seconds, so that a pausing program does not make us switch back and forth
+_CROWDED, _CALM = 0.25, 0.1  # cores used by others beyond those left free: on above the first, off below the second
+_CALM_LOOKS = 6  # three seconds, so that a pausing program does not cause switching back and forth
 
 
 def usable_cpus() -> int:
@@ -152,7 +152,7 @@ class _Times(NamedTuple):
 
 
 class CoreContention:
-    """Detector of other processes that compete for our threads' cores, from samples of CPU times."""
+    """Detector of other processes that compete for this process's cores, from samples of CPU times."""
 
     def __init__(self, threads: int, cpus: int) -> None:
         self.threads, self.cpus = threads, cpus
@@ -233,8 +233,8 @@ def _times(*, low: bool | None = None) -> _Times:
     """Return the CPU time that all other processes have used on the CPUs of this process.
 
     `low`: whether time at low priority (nice) counts; by default only if this process itself has a low priority, since
-    otherwise the scheduler prefers us. Time that a hypervisor gave to other machines (steal) counts, because it is also
-    lost to us.
+    otherwise the scheduler prefers this process. Time that a hypervisor gave to other machines (steal) counts, because
+    it is lost as well.
     """
     ours = os.sched_getaffinity(0)
     low = os.getpriority(os.PRIO_PROCESS, 0) > 0 if low is None else low
@@ -270,7 +270,7 @@ class SystemLoad:
             return None
 
     def look(self, threads: int) -> tuple[float, bool]:
-        """Return the share of the CPUs' time that others used, and whether our `threads` had to compete with them."""
+        """Return the share of the CPUs' time that others used, and whether `threads` here had to compete with them."""
         now, began = self._look(), self._began
         if now is None or began is None or now.clock <= began.clock:
             return 0.0, False

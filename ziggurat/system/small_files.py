@@ -115,7 +115,7 @@ def inside(folder: Path, name: str, *, error: type[ZigguratError] = DataError) -
     could get a private file copied into the output.
     """
     if not name or name in (".", "..") or "/" in name or "\0" in name:
-        raise error(f"{folder}: names {printable(name)!r} as one of its files, which is not in it")
+        raise error(f"{folder}: lists {printable(name)!r} among its files, which is not in it")
     path, home = folder / name, Path(os.path.realpath(folder))
     # Snapshots in Hugging Face's cache consist of links to the folder `blobs` next to them.
     allowed = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
@@ -207,7 +207,7 @@ def shaped(
 
 
 def _said(fault: Any) -> str:
-    """Return pydantic's complaint about a key, in our wording."""
+    """Return pydantic's complaint about a key, reworded."""
     key = printable(".".join(map(str, fault["loc"])), 120)
     if fault["type"] == "missing":
         return f"no `{key}`"

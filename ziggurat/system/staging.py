@@ -1,8 +1,8 @@
 """Folders that appear whole or not at all, written by one process at a time, and the clean-up after killed processes.
 
 While NAME is written, its file is called `.NAME.<8 letters>.tmp` and locked (flock) as long as its writer lives: the
-kernel releases the lock when the process dies, however it dies. Any process that can lock such a file may remove it.
-Folders follow the same pattern: while NAME is built, `.NAME.building.tmp` is next to it:
+kernel releases the lock when the process dies, however that happens. Any process that can lock such a file may remove
+it. Folders follow the same pattern: while NAME is built, `.NAME.building.tmp` is next to it:
 
     lock    held by the building process; a file, since on NFS the lock of a folder does not reach other machines
     new/    the future NAME
@@ -10,7 +10,7 @@ Folders follow the same pattern: while NAME is built, `.NAME.building.tmp` is ne
     gone/   the former NAME, being deleted
 
 `.NAME.deleting.tmp` is a folder that is being deleted without a successor. Two renames replace a folder.
-renameat2(RENAME_EXCHANGE) would need one, but NFS lacks it, so the journal would be needed anyway.
+renameat2(RENAME_EXCHANGE) would need only one, but NFS lacks it, so the journal would be needed anyway.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def lock_missing(path: Path, error: OSError) -> DataError:
 def locked(file: Path, how: int, busy: str) -> Iterator[None]:
     """Context that holds the lock of a file, created if missing; not of a folder, which NFS locks on one machine only.
 
-    `how` is LOCK_EX or LOCK_SH of fcntl. With LOCK_NB another process's lock raises DataError with the text `busy`;
+    `how` is fcntl's LOCK_EX or LOCK_SH. With LOCK_NB another process's lock raises DataError with the text `busy`;
     otherwise it is waited for. Also raises DataError if the file system has no locks.
     """
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -241,7 +241,7 @@ class Staging:
                 )
             if is_same(file, descriptor):
                 return descriptor
-            os.close(descriptor)  # the previous owner removed the file after we opened it but before we locked it
+            os.close(descriptor)  # the previous owner removed the file between its opening and its locking here
 
     def _leave_unlocked(self) -> None:
         """Leave no trace on a file system without locks, but keep files that may belong to another process."""

@@ -100,7 +100,7 @@ def safe(console: Console) -> Console:
 def print_message(console: Console, message: str, style: str | None = None) -> None:
     """Print a message without interpreting markup; on a terminal, lines break between words.
 
-    Left to itself, a terminal breaks within words. A pipe or a file gets each line whole, so programs can search it.
+    By itself a terminal breaks lines within words. A pipe or a file gets each line whole, so programs can search it.
     """
     console.print(message, style=style, markup=False, highlight=False, emoji=False, soft_wrap=not console.file.isatty())
 

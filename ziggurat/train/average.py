@@ -71,13 +71,13 @@ class CheckpointSelection:
         found = re.fullmatch(r"(last|last-epochs|around-best):([1-9][0-9]{0,5})", text)
         if found is None:
             raise ConfigError(
-                f"`--checkpoints {printable(text)}`: say `last:5` (the newest), `last-epochs:5` (the newest that end "
+                f"`--checkpoints {printable(text)}`: write `last:5` (the newest), `last-epochs:5` (the newest that end "
                 "an epoch) or `around-best:21` (the best and its neighbours)"
             )
         selection = cls(found[1], int(found[2]))
         if selection.kind == "around-best" and selection.count % 2 == 0:
             raise ConfigError(
-                f"`--checkpoints {selection}`: an odd number, since as many are before the best as after it"
+                f"`--checkpoints {selection}`: give an odd number, since as many are before the best as after it"
             )
         return selection
 
@@ -112,7 +112,7 @@ def selected_checkpoints(run: Path, config: TrainingConfig, selection: Checkpoin
             ends = " that end an epoch (`training.checkpoint.every_epochs`)"
         raise CheckpointError(
             f"{run}: {len(folders)} of the {selection.count} requested checkpoints{ends} are kept (those that an "
-            "interruption left or the clock asked for, and those of another depth, do not count); ask for fewer, or "
+            "interruption or the clock caused, and those of another depth, do not count); ask for fewer, or "
             "raise `training.checkpoint.keep_last` and train on"
         )
     return folders[-selection.count :]
@@ -279,7 +279,7 @@ def average_ended(setup: Setup, p: RunProgress, log: RunLog, metrics: MetricsWri
     try:
         # The others wait here, not in NCCL, whose watchdog would soon end them.
         setup.processes.first_does(lambda: made.extend(average_newest(run, training, score)))
-    except (ZigguratError, OSError) as error:  # the user's own files in the way, a damaged checkpoint, a full disk
+    except (ZigguratError, OSError) as error:  # for example a user's file in the way, or a full disk
         log.say(f"NOT AVERAGED: {error}", "bold red")
         return
     if not setup.processes.of_first(len(made)):

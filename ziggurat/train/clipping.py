@@ -34,8 +34,8 @@ class AdaptiveClipper:
     277 updates. All constants are lingvo's (GradNormTracker, and grad_norm_to_clip_to_zero of its RNMT+).
 
     Args:
-        sums: [weight, mean, mean square], not yet divided by the weight; initially [0, 0, 0]. Changed in place, so that
-            they are saved with their owner.
+        sums: [weight, mean, mean square], not yet divided by the weight; initially [0, 0, 0]. They are changed in
+            place, so that they are saved with their owner.
     """
 
     def __init__(self, sums: list[float]) -> None:

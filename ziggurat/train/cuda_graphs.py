@@ -72,7 +72,7 @@ class GraphedPasses:
         return sum(recording is not None for recording in self._recordings.values())
 
     def __enter__(self) -> None:
-        """Give every trained parameter the gradient, zero, that recordings add to, and intercept the model's calls."""
+        """Give every trained parameter a zero gradient, to which recordings add, and intercept the model's calls."""
         if not self._gradients:
             self._gradients = [(p, torch.zeros_like(p)) for p in self._model.parameters() if p.requires_grad]
         else:
@@ -90,7 +90,7 @@ class GraphedPasses:
         shape = (*source.shape, target_in.shape[1])
         self._seen[shape] += 1
         if self._seen[shape] > 1 and shape not in self._recordings and self.shapes < self._most:
-            self._recordings[shape] = None  # before the attempt, so that one that ran out of memory is not repeated
+            self._recordings[shape] = None  # before the attempt, so that one which runs out of memory is not repeated
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             self._recordings[shape] = _Recording(self._plain, inputs, list(self._model.buffers()), self._pool)
         recording = self._recordings.get(shape)

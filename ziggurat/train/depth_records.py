@@ -40,7 +40,7 @@ from ziggurat.train.records import (
 from ziggurat.train.update import UpdateResult
 
 _IMAGES_GROWTH = 1.1
-"""Heat maps are redrawn when the number of records has grown by this factor: about 50 times in 500 records."""
+"""Heat maps are redrawn each time the number of records has grown by this factor: about 50 times in 500 records."""
 
 
 class DepthReporter:
@@ -204,7 +204,8 @@ class DepthProbe:
     def _measure(self, update: int, before: Snapshot | None, rate: float) -> None:
         """Measure the model after `update`, and, if `before` is known, how far the update moved it."""
         learner = self._learner
-        # Both run in all processes before those other than the first return, since FSDP gathers the weights from all.
+        # Both run in all processes, and only then do those other than the first return, since FSDP gathers the weights
+        # from all.
         weights = learner.parallel.weights() if update else {}
         with learner.parallel.whole() as model:
             if not self._processes.first:

@@ -1,7 +1,7 @@
 """The training device: its memory, and the transfer of batches to it.
 
-Memory covers work that fails for lack of it, how much the machine or this process's control group has left, and whether
-glibc's allocator keeps freed memory.
+Memory covers work that fails for lack of it, how much of it the machine or this process's control group has left, and
+whether glibc's allocator keeps freed memory.
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ def send_ahead(groups: Iterator[Group], device: torch.device) -> Iterator[Group]
 
 
 def _page_locked(group: Group, device: torch.device) -> Group:
-    with runtime(device).device(device):  # every thread starts on the first GPU, regardless of the process's
+    with runtime(device).device(device):  # every thread starts on the first GPU, whatever the process uses
         return _with_each(group, Tensor.pin_memory)
 
 

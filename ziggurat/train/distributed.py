@@ -141,7 +141,7 @@ class Processes:
 
     def arrive(self) -> None:
         """Record that this process is about to send a message, so that `hanging` can name those that are not."""
-        if self.count > 1 and self.group is None:  # messages of other threads are not ordered relative to training's
+        if self.count > 1 and self.group is None:  # messages from other threads come in any order
             self._arrivals += 1
             with contextlib.suppress(RuntimeError):  # torchrun, which holds the store, may be gone
                 _store().set(f"{_ARRIVALS}/{self.rank}", f"{self._arrivals} {self.update}")
@@ -176,8 +176,8 @@ def _meeting_place(store: Store, rank: int, count: int, timeout: timedelta) -> s
 
     torchrun may give a new start the store of the previous one, which still holds the addresses of dead processes
     (github.com/pytorch/pytorch/issues/135712), and each machine counts starts separately. So every process publishes a
-    random word; the first process answers each word with its own until the owner confirms. A word of an earlier start
-    gets an answer that is never read, until its process publishes the new one.
+    random word; the first process answers each word with its own until the owner confirms. A word left from an earlier
+    start gets an answer that nobody reads, until its process publishes the new one.
     """
     word = uuid4().hex
     if rank > 0:
@@ -190,7 +190,7 @@ def _meeting_place(store: Store, rank: int, count: int, timeout: timedelta) -> s
         if time.monotonic() > end:
             raise RuntimeError(f"processes {sorted(unheard)} did not answer")
         for other in sorted(unheard):
-            theirs = store.get(f"ziggurat/word/{other}").decode()  # possibly still the word of an earlier start
+            theirs = store.get(f"ziggurat/word/{other}").decode()  # this may still be the word of an earlier start
             store.set(f"ziggurat/place/{theirs}", word)
             if store.check([f"ziggurat/heard/{word}/{other}"]):
                 unheard.remove(other)
@@ -280,8 +280,9 @@ def joined(timeout_minutes: float, device: str = "cpu") -> Iterator[Processes]:
         processes.arrive()
         yield processes
     except BaseException:
-        # All processes of a machine leave NCCL together. One that fails alone would wait for the others, here or at
-        # Python's exit, and they for it; the launcher, which ends all of them when one has ended, would not notice.
+        # All processes of a machine leave NCCL together. A process that fails alone would wait for the others, here or
+        # at Python's exit, and they would wait for it; the launcher, which ends all of them when one has ended, would
+        # not notice.
         if backend == "gloo":
             dist.destroy_process_group()
         else:

@@ -78,7 +78,7 @@ def after_growth(p: RunProgress, config: TrainingConfig) -> None:
     assert config.growth is not None
     p.stage += 1
     p.losses = []  # losses of the grown model may be higher without being spikes
-    p.validations_since_best = 0  # they belonged to a shallower model
+    p.validations_since_best = 0  # these belonged to the shallower model
     if config.growth.restart_rate:
         # During the warm-up, the counter is left unchanged.
         p.schedule_update = min(p.schedule_update, peak_update(config.schedule) - 1)
@@ -138,8 +138,8 @@ def grow_model(
 
     The encoder gets `layers` layers and the decoder `decoder_layers`; None: unchanged. `path` and `which` name
     a run, one of its checkpoints, or a model directory (ziggurat.model.directory). Raises ConfigError if the strategy
-    cannot reach the depth, if it is the present one, or if `out` holds other things or, without `force`, a model;
-    CheckpointError if there is no such model.
+    cannot reach the depth, if the model already has that depth, or if `out` holds other things or, without `force`, a
+    model; CheckpointError if there is no such model.
     """
     refuse_replacing(out, force=force)
     opened = open_model(path, which=which)

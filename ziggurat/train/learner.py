@@ -124,7 +124,7 @@ class Learner:
             deeper = theirs.encoder.layers < ours.encoder.layers or theirs.decoder.layers < ours.decoder.layers
             hint = f"{path} has a config.yaml with which to train on"
             if not differing_keys(theirs, self.experiment.model):  # at the final depth of this run
-                hint = "set `training.growth=null`, which trains on at the whole depth"
+                hint = "set `training.growth=null` to continue at the full depth"
             elif deeper:
                 hint = "`ziggurat grow` makes a deeper model"
             raise ConfigError(
@@ -151,7 +151,7 @@ class Learner:
     def begin(self, update: int) -> None:
         """Set what depends on the update number, from 1: running means, and the factor of `residual: branch_norm`.
 
-        If a run starts from trained weights, the factor is 1, as it was for them.
+        If a run starts from trained weights, the factor is 1, as it was in their training.
         """
         self.optimiser.update = update
         if self.experiment.training.start_from is None:
@@ -218,7 +218,7 @@ class Learner:
         return model
 
     def _take(self, stage: int, model: Seq2Seq) -> None:
-        """Train `model`, that of `stage`, from now on: create everything that uses its parameters. Order matters."""
+        """Switch training to `model`, that of `stage`: create everything that uses its parameters. Order matters."""
         training = self.experiment.training
         # (1) Apply settings that change how layers run, before anything wraps the layers.
         set_recompute(model, training.recompute)

@@ -174,7 +174,7 @@ class _Loop:
             # into account.
             self.depth.before(p, rate)
             learner.begin(p.update + 1)
-            processes.update = p.update + 1  # named if a process must be reported as hanging
+            processes.update = p.update + 1  # used to report a process that hangs
             with learner.passes:
                 result = train_update(
                     learner.parallel,
@@ -207,7 +207,7 @@ class _Loop:
             reason = finished(p, config)
             if reason is not None and self.validator is not None and not validated:
                 self._validate()  # the final weights are always scored; otherwise they could not be the best
-                self._agree(p.seconds)  # a signal may have arrived; the time is the end of training
+                self._agree(p.seconds)  # a signal may have arrived, and the clock now shows the end of training
             if reason is None or p.validation_due:
                 reason = self.signals.reason  # reaching a limit takes precedence over a signal
             # (5) Save. After the validation, whose score decides which checkpoints are kept, and after the last record,

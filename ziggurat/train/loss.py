@@ -133,8 +133,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 if bias is not None:
                     logits += bias
                 gold = logits.gather(1, gold_ids[:, None]).squeeze(1)
-                total = torch.mv(h, weight_sum) + bias_sum  # sum of a row's logits, without reading them again
-                # Subtracted before exp, which overflows fp32 from 89 on.
+                total = torch.mv(h, weight_sum) + bias_sum  # sum of a row's logits, without another pass over them
+                # Subtracted before exp, which overflows fp32 from 89.
                 peak = logits.amax(1, keepdim=True)
                 # (2) The unnormalised softmax, in the memory of the logits.
                 odds = logits.sub_(peak).exp_()

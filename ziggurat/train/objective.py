@@ -90,7 +90,7 @@ class Objective(nn.Module):
 
 
 def batch_loss(model: Seq2Seq, batch: Batch, config: LossConfig, *, tokens: int, sentences: int) -> LossSums:
-    """Return the loss of `batch`, teacher-forced, as its part of an update of `tokens` and `sentences`."""
+    """Return the loss of `batch`, teacher-forced, as its part of the loss of an update of `tokens` and `sentences`."""
     sums: LossSums = Objective(model, config)(batch, tokens, sentences)
     return sums
 
@@ -151,7 +151,7 @@ def add_gradients(
     with autocast(device, precision):
         sums: LossSums = objective(on_device, tokens, sentences)
     sums.objective.backward()
-    return sums._replace(objective=sums.objective.detach())  # or the sum over batches would keep every graph
+    return sums._replace(objective=sums.objective.detach())  # otherwise the sum over batches would keep every graph
 
 
 def settle_precision(

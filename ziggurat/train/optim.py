@@ -158,7 +158,7 @@ class NarrowAdam(torch.optim.Optimizer):
 
 
 def _noise(count: int, generator: torch.Generator) -> Tensor:
-    """Return 32 random bits for each of `count` values, int32: 16 for either moment."""
+    """Return 32 random bits for each of `count` values, int32: 16 for each moment."""
     draws = torch.empty((count + 1) // 2, dtype=torch.int64, device=generator.device)
     draws.random_(torch.iinfo(torch.int64).min, None, generator=generator)  # all 64 bits of a draw serve two values
     return draws.view(torch.int32)[:count]
@@ -347,7 +347,7 @@ class Optimiser:
         """Restore what `state` returned. Raises CheckpointError for misshapen moments, or those of no parameter.
 
         Missing moments mean that a parameter has not taken its first step: LayerDrop may not have used it yet. For a
-        parameter saved here, the model has held its running mean so far.
+        parameter saved here, the model has held its running mean until now.
         """
         self.unrectified = self._rectified_only  # recomputed at the next step from the counts loaded here
         by_name: dict[str, dict[str, Tensor]] = {}

@@ -34,7 +34,7 @@ from ziggurat.train.objective import Objective, add_gradients, with_layer_drop
 
 
 class UpdateSize(NamedTuple):
-    """The size of one update: real tokens and sentence pairs of all processes, and the most batches in one."""
+    """The size of one update: real tokens and sentence pairs of all processes, and the maximum of batches in one."""
 
     source_tokens: int
     target_tokens: int
@@ -164,8 +164,8 @@ class Replicated(Parallel):
         self._wrap(first=True)
 
     def _wrap(self, *, first: bool) -> None:
-        self._sizes: list[int] = []  # of all buckets, in the order in which they are summed
-        self._sent: list[int] = []  # of the present update's buckets
+        self._sizes: list[int] = []  # for all buckets, in the order in which they are summed
+        self._sent: list[int] = []  # for the present update's buckets
         self._ddp = DistributedDataParallel(
             self.objective,
             bucket_cap_mb=self._bucket_mib,
@@ -239,7 +239,7 @@ class Replicated(Parallel):
         """See Parallel."""
         if short and len(self._sent) < len(self._sizes):
             if not self._sent:
-                self.processes.arrive()  # like the others before their first bucket
+                self.processes.arrive()  # as the others did before their first bucket
             for size in self._sizes[len(self._sent) :]:
                 dist.all_reduce(self.model.output.weight.new_zeros(size))
             if self._layer_drop:  # after the last bucket, DDP sums the uses of each parameter and also waits for that

@@ -22,7 +22,7 @@ from ziggurat.train.objective import every_branch_present
 def profile_batch(
     store: Store, tokens: int, *, seed: int, temperature: float = 1.0, stages: Sequence[StageConfig] = ()
 ) -> Batch:
-    """Return random training pairs with `tokens` tokens on their longer sides, end-of-sentence counted.
+    """Return random training pairs whose longer sides have `tokens` tokens in total, including end-of-sentence.
 
     It is a representative sample of the data at the start of training (`temperature`: `data.sampling_temperature`,
     `stages`: `data.stages`, of which the first counts), except for the longest 5 % of the pairs, which would fill it

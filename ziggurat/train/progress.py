@@ -251,12 +251,12 @@ class Reporter:
         self._epoch_batches = epoch_batches
         share = self._share_done(p)
         self._bar.update(p, share, time_left(p, share, self._moments[0]), self._window, self._depth)
-        if self._first:  # a sign of life: the first record may come minutes later
+        if self._first:  # a sign of life, since the first record may come minutes later
             after = " after resuming" if p.update > 1 else ""
             seconds = self._window.seconds - self._seconds_before
             self._log.say(f"first update{after}: loss {result.loss:.4f}, {seconds:.2f} s")
             self._first = False
-        # At the start, but not before CPU times, which have a resolution of 10 ms, are meaningful.
+        # At the start, but only once CPU times, which have a resolution of 10 ms, are meaningful.
         if not self._judged and time.perf_counter() - self._load_began >= _LEAST_SECONDS:
             self._judged = True
             if busy := self._others():
@@ -287,7 +287,7 @@ class Reporter:
         self._say_if_slowed(p, self._window.tokens_per_second)
 
     def _say_if_slowed(self, p: RunProgress, speed: float) -> None:
-        """Log that training has become slower because other processes use the machine, once until it recovers."""
+        """Log that training has become slower because other processes use the machine; only once until it recovers."""
         fastest = max(speed, self._fastest.get(p.stage, 0.0))
         busy, slow = self._others(), speed < _SLOW_SHARE * fastest
         if busy and slow and not self._slow:

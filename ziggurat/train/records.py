@@ -170,7 +170,7 @@ _BY_UPDATE = tuple(SCALES)[:6]
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """Return the figures of a record for curves: the mean of a list over layers; of gradients the first and last."""
+    """Return the figures of a record for curves: the mean of a list over layers; for gradients, the first and last."""
     found: dict[str, float | None] = {}
     for name, place, value in _figures(record.values):
         if isinstance(value, list):
@@ -382,7 +382,7 @@ class MetricsWriter:
                 )
             elif tracker.left_out:
                 self._log.say(f"{tracker.name} was too slow: {tracker.left_out} records are missing there", "yellow")
-        self._working()  # one may have failed while it sent the rest
+        self._working()  # a tracker may have failed while it sent the rest
 
 
 class RunLog:

@@ -55,7 +55,7 @@ def all_finite(tensors: Mapping[str, Tensor]) -> bool:
 
 
 class Fault(NamedTuple):
-    """A description of where an update failed; not `found` if everything was finite this time, or memory was short."""
+    """A description of where an update failed; `found` is false if all was finite this time, or memory was short."""
 
     place: str
     found: bool
@@ -278,7 +278,7 @@ class Recovery:
         return failed and self.rolls_back and p.roll_backs < config.divergence.max_roll_backs
 
     def _most_telling(self, said: str, sure: bool) -> str:
-        """Return the reason of the first process that has found a definite one, or that of the first process."""
+        """Return the reason from the first process that found a definite one, or else from the first process."""
         processes = self._learner.processes
         reasons = processes.texts([said, "sure"] if sure else [said])
         rank = next((rank for rank, reason in enumerate(reasons) if len(reason) == 2), 0)
@@ -312,7 +312,7 @@ class Recovery:
         p.rate_factor *= self._config.divergence.rate_factor
         self._log.say(
             f"update {p.update}: {bad} bad updates in a row, first {fault}; rolled back to the weights after update "
-            f"{good.update}, on to the data that comes next, at {p.rate_factor:g} times the rate "
+            f"{good.update}, continuing with the data that comes next, at {p.rate_factor:g} times the rate "
             f"({p.roll_backs} of {self._config.divergence.max_roll_backs} roll backs)",
             "bold red",
         )
@@ -350,7 +350,7 @@ class Recovery:
             older = any(other.name < folder.name for other in checkpoint_folders(self._run))
             back = "remove it, and `--resume` goes back to the checkpoint before it" if older else "start a new run"
             raise CheckpointError(
-                f"{error}. The run has to roll back to {folder}. If the disk failed only for a moment, `--resume` "
+                f"{error}. The run must roll back to {folder}. If the disk failed only briefly, `--resume` "
                 f"again; if the folder is damaged, {back}",
                 named=[Remedy.RESUME],
             ) from None

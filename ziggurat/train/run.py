@@ -103,7 +103,7 @@ def other_files_notice(config: DataConfig, store: Store) -> list[str]:
         return []
     return [
         f"{store.path} was prepared from files other than those named here (store -> configuration): "
-        f"{shown(moved, 4)}. Training reads the store; to have the other files in it, run `ziggurat prepare`"
+        f"{shown(moved, 4)}. Training reads the store; to use the other files, run `ziggurat prepare`"
     ]
 
 
@@ -137,7 +137,7 @@ def reopen_run(run: Path, overrides: Sequence[str]) -> Experiment:
         raise ConfigError(f"{run}: no run to resume (leave out `--resume` to start one)", named=[Remedy.RESUME])
     if not has_config:
         raise ConfigError(
-            f"{run / CONFIG_FILE}: missing, and a run resumes by it; restore it, for example from the key "
+            f"{run / CONFIG_FILE}: missing, but needed to resume; restore it, for example from the key "
             f"`configuration` of a checkpoint's {META_FILE}"
         )
     if not has_checkpoints:
@@ -323,7 +323,7 @@ def _job() -> list[str]:
     """Return the names of this process's job, which are the same for all its starts on all its machines."""
     torchrun = os.environ.get("TORCHELASTIC_RUN_ID")
     found = {
-        "torchrun": torchrun if torchrun != "none" else None,  # torchrun has "none" for no id
+        "torchrun": torchrun if torchrun != "none" else None,  # torchrun's id is "none" if there is none
         "place": f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}" if torchrun == "none" else None,
         "slurm": os.environ.get("SLURM_JOB_ID"),
     }

@@ -70,18 +70,18 @@ def prune(run: Path, progress: RunProgress, kept: CheckpointConfig, *, smaller_i
             link(run / best_link(direction), run / CHECKPOINTS / its_best[0])
     # The newest of all, and the newest of those that are independent of the clock, which averages use.
     staying |= {*regular[-kept.keep_last :], *counted[-kept.keep_last :], *folders[-1:]}
-    if best and kept.keep_best:  # before the link's old target is deleted, or a kill would leave it dangling
+    if best and kept.keep_best:  # before the link's old target is deleted; otherwise a kill would leave it dangling
         link(run / "best", run / CHECKPOINTS / best[0])
     links = {
         path: Path(os.readlink(path)).name for path in (run / "best", *run.glob(best_link("*"))) if path.is_symlink()
     }
-    if not best:  # scores were dropped; none until there is a new best one
+    if not best:  # scores were dropped, so there is no link until there is a new best one
         staying |= {folder for folder in folders if folder.name in links.values()}
     if kept.keep_every is not None:
         staying |= {folder for folder in counted if checkpoint_update(folder) % kept.keep_every == 0}
     going = [folder for folder in folders if folder not in staying]
     gone = {folder.name for folder in going}
-    for path, target in links.items():  # links of a resumed run that no longer keeps best ones
+    for path, target in links.items():  # links of a resumed run that no longer keeps the best checkpoints
         if target in gone:
             path.unlink()
     for folder in going:
@@ -147,7 +147,7 @@ def _by_clock(folder: Path) -> bool:
 class StoreCheck:
     """The comparison of a store with its checksums, in all processes: damage found by one ends the run in all.
 
-    Each compares its own view of the files. Raises DataError when damage is found within the first second.
+    Each process compares its own view of the files. Raises DataError when damage is found within the first second.
     """
 
     def __init__(self, store: Store, processes: Processes) -> None:
@@ -418,10 +418,10 @@ class Saver:
         if self._kept.on_error == "stop":
             raise error
         self._log.say(f"CHECKPOINT NOT WRITTEN: {error}", "bold red")
-        self._log.say("training continues, as `training.checkpoint.on_error: continue` says", "bold red")
+        self._log.say("training continues, as set by `training.checkpoint.on_error: continue`", "bold red")
 
     def _warn_of_replaced_store(self) -> None:
-        """Log once that another store is in the place of the run's."""
+        """Log once that another store has replaced the run's."""
         replaced = self._watch.check()
         if replaced is not None and self._replaced is None:
             self._log.say(

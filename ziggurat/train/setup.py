@@ -103,7 +103,7 @@ def try_batches(
     reached: list[Batch] = []
 
     def run() -> None:
-        reserve = optimiser.reserve()  # the first step makes the moments after the last batch, and keeps them
+        reserve = optimiser.reserve()  # the first step creates the moments after the last batch, and they stay
         for batch in tried:
             reached.append(batch)
             learner.parallel.attempt(batch)
@@ -140,7 +140,7 @@ def _too_large(failed: TooLarge, learner: Learner, max_tokens: int) -> Problem:
         f"a batch of {failed.batch.shape_in_words} (padding included), the largest to come, does not fit into "
         f"memory: {failed.shortage}; weights, gradients and moments alone take {readable(fixed)}. Lower "
         f"`training.batch.max_tokens` ({max_tokens}; `training.batch.accumulate` keeps updates as large), let "
-        "`training.batch.fit: true` find it, set `training.precision: bf16`, or take a smaller model",
+        "`training.batch.fit: true` find it, set `training.precision: bf16`, or use a smaller model",
         named=("training.batch.accumulate", "training.batch.fit", "training.precision"),
     )
 
@@ -171,7 +171,7 @@ def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple
     if batch.fit_limit < lowest:
         raise ConfigError(
             f"`training.batch.fit_limit: {batch.fit_limit}` is too low: the longest pair has {longest} tokens; set "
-            f"it to {lowest} at least, or lower `data.filters.max_pieces` and prepare again",
+            f"it to at least {lowest}, or lower `data.filters.max_pieces` and prepare again",
             key="training.batch.fit_limit",
             named=["data.filters.max_pieces", Remedy.PREPARE_AFTER],
         )

@@ -62,10 +62,10 @@ BLANK = (128, 128, 128)
 
 _VIRIDIS = ((68, 1, 84), (71, 44, 122), (59, 81, 139), (44, 113, 142), (33, 144, 141), (39, 173, 129), (92, 200, 99))
 _SCALE = np.array((*_VIRIDIS, (170, 220, 50), (253, 231, 37)), dtype=np.float64)
-"""Nine colours of viridis, evenly spaced from dark blue (0) to yellow (1); colour-blind readers see their order."""
+"""Nine colours of viridis, evenly spaced from dark blue (0) to yellow (1); colour-blind readers can see their order."""
 
 _SIDE, _LARGEST = 480, 16
-"""Pixels of the longer side of an image, and the most pixels per side of a cell; a cell has at least one pixel."""
+"""Pixels on the longer side of an image, and the maximum per side of a cell; a cell has at least one pixel."""
 
 
 def draw(rows: Sequence[Sequence[float | None]]) -> Pixels:
@@ -155,7 +155,7 @@ class Listener:
         self._put(lambda tracker: tracker.scalars(update, values))
 
     def image(self, update: int, name: str, draw: Callable[[], Pixels]) -> None:
-        """Pass on an image, drawn in the thread."""
+        """Pass on an image, which the thread draws."""
         self._put(lambda tracker: tracker.image(update, name, draw()))
 
     def close(self, seconds: float) -> bool:
@@ -188,7 +188,7 @@ class Listener:
                     tracker.close()
                 raise
             tracker.close()
-        except (Exception, SystemExit) as error:  # no error of a tracker may reach the run
+        except (Exception, SystemExit) as error:  # no tracker's error may reach the run
             message = " ".join(str(error).split())
             self.failure = f"{type(error).__name__}: {message}" if message else type(error).__name__
 
@@ -217,7 +217,7 @@ class TensorBoard:
         self._writer.add_image(name, pixels, update, dataformats="HWC")
 
     def close(self) -> None:
-        """Write the rest and close the file."""
+        """Write the remaining figures and close the file."""
         self._writer.close()
 
 
@@ -228,7 +228,7 @@ class Wandb:
     """Weights & Biases: one W&B run for one run here, however often it is resumed.
 
     The horizontal axis is the figure `update`, not W&B's step: a run resumed from a checkpoint goes back by some
-    updates, and W&B accepts no step twice. There are no prompts, and the terminal is not recorded. The whole
+    updates, and W&B does not accept a step twice. There are no prompts, and the terminal is not recorded. The whole
     configuration, `settings`, is stored with the run.
 
     Raises ConfigError when there is no key for W&B, and wandb's errors when it cannot be reached.
@@ -273,7 +273,7 @@ class Wandb:
         self._run.log({"update": update, name: self._image(pixels)})
 
     def close(self) -> None:
-        """Send the rest, for 20 seconds at most, and end the run."""
+        """Send the remaining figures, for at most 20 seconds, and end the run."""
         self._run.finish()
 
 
@@ -294,7 +294,7 @@ class Mlflow:
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
 
-        logging.getLogger("mlflow").setLevel(logging.ERROR)  # it logs each step of creating its tables
+        logging.getLogger("mlflow").setLevel(logging.ERROR)  # MLflow logs each step of creating its tables
         self._metric = Metric
         self._client = MlflowClient(config.uri)
         found = kept(run, "mlflow")

@@ -115,7 +115,7 @@ def directions_of(store: Store) -> list[DevDirection]:
         rows = np.flatnonzero(np.isin(store.dev.corpora, corpora))
         if len(rows):
             found.append(DevDirection("-".join(pair), pair[1], rows, pair in trained))
-    if not any(direction.trained for direction in found):  # the dev set's direction differs from that of all corpora
+    if not any(direction.trained for direction in found):  # no training corpus has the dev set's direction
         return [DevDirection(one.name, one.target_language, one.rows) for one in found]
     return found
 
@@ -380,7 +380,7 @@ class Validator:
 
         if not (decode and self.config.validation.decode):
             return found()
-        # Clocks differ between processes, so the first one's decides for all.
+        # Clocks differ between processes, so the first process's decides for all.
         if not self.processes.of_first(self._clock.affordable() or last(mean)):
             return found(left_out=self._clock.excuse)
         beam = self.decoding.beam_size
@@ -436,8 +436,8 @@ class Validator:
             except MissingTokenizerError as error:
                 if self.config.validation.metric == "bleu":
                     raise ConfigError(
-                        f"`training.validation.metric: bleu` on text in `{language}`: {error}. Or go by "
-                        "`training.validation.metric=chrf` or `loss`, which need nothing more",
+                        f"`training.validation.metric: bleu` on text in `{language}`: {error}. Or use "
+                        "`training.validation.metric=chrf` or `loss`, which need no other package",
                         key="training.validation.metric",
                     ) from None
                 self._metrics = ("chrf",)

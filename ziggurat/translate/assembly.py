@@ -93,7 +93,7 @@ class Assembler:
 
     def _replaced(self, part: SourcePart, tokens: Sequence[int], hard: Sequence[int]) -> str:
         """Return the text with each unknown token replaced by the source word to which it is aligned."""
-        # Decoded in stretches between unknown tokens, because the decoded text does not show their positions.
+        # Decoded in segments between unknown tokens, because the decoded text does not show their positions.
         words = self._words(part)
         stretches: list[str] = []
         begin = 0

@@ -2,7 +2,7 @@
 
 With `next_words` a line's translations differ in the first word after the prefix. The n best hypotheses of a beam
 search mostly differ only in their last words, but a user who chooses the next word of a translation needs the most
-likely words instead. They are found in two steps. First, a beam search has hypotheses that end with their word, with
+likely words instead. They are found in two steps. First, in a beam search, hypotheses end with their word, scored with
 the probability that it ends there. Then each word becomes part of the prefix, and the usual search continues.
 """
 
@@ -80,9 +80,9 @@ class TranslationCall:
         if constrained or (options.terms is not None and options.terms.terms):
             self._check_constraints()
         self.source_limit = decoding.max_source_pieces
-        """Most pieces of a source that is translated in one part."""
+        """Maximum number of pieces of a source that is translated in one part."""
         self.target_limit = decoding.max_length.limit
-        """Most tokens of a translation, end-of-sentence not counted."""
+        """Maximum number of tokens of a translation, end-of-sentence not counted."""
         self._positions = max_positions
         if max_positions is not None:
             self.source_limit = min(self.source_limit, max(1, max_positions - 1 - len(self.tag)))
@@ -183,7 +183,7 @@ class TranslationCall:
                 self.target.decode(result.tokens): replace(
                     sentence, prefix=tuple(result.tokens), complete=result.finished
                 )
-                for result in reversed(results)  # of several spellings of a word in pieces, the most likely stays
+                for result in reversed(results)  # of several spellings of a word, the most likely one is kept
             }
             order = dict.fromkeys(self.target.decode(result.tokens) for result in results)
             listed.append([by_text[text] for text in islice(order, self.n_best)])
@@ -240,7 +240,7 @@ class TranslationCall:
         # keep a search busy for ever.
         if needed > most:
             way = ", or raise `decoding.max_length.limit`" if extras.numbered else ""
-            raise DataError(f"{asked}, but at most {most} can be asked for; shorten them{way}")
+            raise DataError(f"{asked}, but at most {most} are allowed; shorten them{way}")
         # A hash of seed, line and part, because samples must not depend on windows, batches or processes.
         digest = blake2b(f"{self.decoding.seed} {line} {number}".encode(), digest_size=8).digest()
         sentence = Sentence(

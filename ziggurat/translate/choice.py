@@ -29,9 +29,9 @@ class Sentence:
     source: Sequence[int]
     """Ids in the form the model reads, end-of-sentence included; at least one."""
     max_length: int
-    """Most tokens of a result, end-of-sentence not counted."""
+    """Maximum number of tokens of a result, end-of-sentence not counted."""
     min_length: int = 0
-    """Fewest tokens before end-of-sentence; a smaller `max_length` wins."""
+    """Minimum number of tokens before end-of-sentence; a smaller `max_length` wins."""
     prefix: tuple[int, ...] = ()
     """Every result starts with these ids; at most `max_length` of them."""
     constraints: tuple[tuple[int, ...], ...] = ()
@@ -92,9 +92,9 @@ class SearchSettings:
     keep_attention: bool = False
     """Whether results contain the attention of their tokens."""
     batch_tokens: int = 4096
-    """Most source tokens in the search at a time, including padding."""
+    """Maximum number of source tokens in the search at a time, including padding."""
     batch_sentences: int = 256
-    """Most sentences in the search at a time."""
+    """Maximum number of sentences in the search at a time."""
     device: torch.device | str = "cpu"
     """The scorer's device."""
     before_step: Callable[[], None] = lambda: None
@@ -115,7 +115,7 @@ class Choice(ABC):
 
     Args:
         beam_size: K.
-        width: C, the most candidates that `candidates` returns.
+        width: C, the maximum number of candidates that `candidates` returns.
         groups: G; divides both.
     """
 
@@ -149,7 +149,7 @@ class Choice(ABC):
         """Append new sentences to the live ones."""
 
     def keep(self, rows: Tensor) -> None:  # noqa: B027
-        """Let row i be the old row `rows`[i]."""
+        """Make row i the old row `rows`[i]."""
 
 
 class BeamChoice(Choice):
@@ -270,7 +270,7 @@ class SampleChoice(Choice):
         self.keys = torch.cat((self.keys, _mixed(keys + samples * _FIRST)))
 
     def keep(self, rows: Tensor) -> None:
-        """Let row i be the old row `rows`[i]."""
+        """Make row i the old row `rows`[i]."""
         self.keys = self.keys.index_select(0, rows)
 
 
@@ -357,7 +357,7 @@ class ConstrainedChoice(Choice):
         self.done = torch.cat((self.done, (new[:, None, :, 0] < 0).expand(-1, self.beam_size, -1)))
 
     def keep(self, rows: Tensor) -> None:
-        """Let row i be the old row `rows`[i]."""
+        """Make row i the old row `rows`[i]."""
         self.phrases = self.phrases.index_select(0, rows)
         self.held, self.done = self.held.index_select(0, rows), self.done.index_select(0, rows)
 
@@ -410,7 +410,7 @@ class ConstrainedChoice(Choice):
     def _following(self) -> Tensor:
         """Return the token [N, K, P] with which each beam would continue each phrase; -1 if the phrase is complete."""
         whole = (self.held == self._lengths()) & ~self.done
-        counts = whole & (whole.cumsum(2) == 1)  # one of a phrase that is given twice
+        counts = whole & (whole.cumsum(2) == 1)  # one occurrence of a phrase that is given twice
         return self._next(self.held.masked_fill(whole, 0)).masked_fill(self.done | counts, -1)
 
     def _extended(self, candidates: Candidates) -> tuple[Tensor, Tensor]:
@@ -421,7 +421,7 @@ class ConstrainedChoice(Choice):
         goes_on = (held == on_the_way) & ~done & (following == token)
         extended = torch.where(goes_on, held + 1, 0)
         left = (~goes_on.any(2) & (on_the_way[..., 0] > 0)).flatten()
-        # Counting the rows that are left would wait for an accelerator, which therefore reads all rows.
+        # Counting the remaining rows would mean waiting for an accelerator, so there all rows are read.
         rows = left.nonzero()[:, 0] if left.device.type == "cpu" else torch.arange(len(left), device=left.device)
         if len(rows):
             phrases = self.phrases.index_select(0, rows // candidates.token.shape[1])
@@ -450,7 +450,7 @@ def _read_again(tokens: Tensor, phrases: Tensor, done: Tensor) -> tuple[Tensor, 
         now = tokens[:, None, : len(place)]
         held = ((phrases == now) | (now < 0)).all(2) & ~done
         lost = (now[:, 0, 0] >= 0) & ~held.any(1)
-        if lost.device.type == "cpu" and not lost.any():  # an accelerator would have to be waited for in every round
+        if lost.device.type == "cpu" and not lost.any():  # on an accelerator, each round would wait for this
             break
         # The longest completed phrase counts; if there is none, a token is skipped.
         passed = ((phrases == now) | (phrases < 0)).all(2) & ~done & lost[:, None]

@@ -1,8 +1,8 @@
 """Translation of text by CTranslate2 with an exported model, without PyTorch.
 
-The search is CTranslate2's. With `length_penalty.alpha: 0` (or `beam_size: 1`) it gives the same results as ours with
-`endings: beam`. With a penalty it stops once 2 `beam_size` hypotheses have ended, whereas ours continues until none can
-improve (benchmarks/README.md has figures).
+The search is CTranslate2's. With `length_penalty.alpha: 0` (or `beam_size: 1`) it gives the same results as ziggurat's
+search with `endings: beam`. With a penalty it stops once 2 `beam_size` hypotheses have ended, whereas ziggurat's search
+continues until none can improve (benchmarks/README.md has figures).
 
 Importing this needs neither PyTorch nor CTranslate2.
 """
@@ -258,7 +258,7 @@ class CTranslate2Translator(TextTranslator):
         self._never, self._begin = [[piece] for piece in tokenizer.pieces(never)], [tokenizer.pieces([tokenizer.bos])]
         self._eos = tokenizer.pieces([tokenizer.eos])[0]
         self._ids = {piece: number for number, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
-        self._settings(TranslateOptions())  # rejects settings before any text is read
+        self._settings(TranslateOptions())  # reject settings before any text is read
 
     def _translated(
         self,
@@ -320,15 +320,15 @@ class CTranslate2Translator(TextTranslator):
         """Return the n best of each part.
 
         All parts are searched together with the largest of their limits. A part with a result that did not end, or that
-        exceeds the part's limit, is searched again with that limit: unlike ours, CTranslate2's search ranks truncated
-        translations together with those that ended.
+        exceeds the part's limit, is searched again with that limit: unlike ziggurat's, CTranslate2's search ranks
+        truncated translations together with those that ended.
         """
         rule, forced = call.decoding.max_length, call.forced
         most = min(rule.limit, self._positions - 1)
         sources = [[*call.tag, *self.source_tokenizer.pieces(part), *self._after_source] for part in parts]
         longest = min(max(rule.limit, call.decoding.max_source_pieces), self._positions - 1)
         if len(forced) > longest:
-            raise DataError(f"a prefix has {len(forced)} tokens, but at most {longest} can be asked for; shorten it")
+            raise DataError(f"a prefix has {len(forced)} tokens, but at most {longest} are allowed; shorten it")
         limits = [max(len(forced), min(int(rule.ratio * len(part) + rule.extra), most)) for part in parts]
         if not sources:
             return []
@@ -375,7 +375,7 @@ class CTranslate2Translator(TextTranslator):
     ) -> list[list[SearchResult]]:
         """Return up to `count` results of each source, best first, cut after `steps` pieces with end-of-sentence.
 
-        Each starts with its head, or all with the prefix. `alternatives` differ in the next piece.
+        Each starts with its head, or all start with the prefix. `alternatives` differ in the next piece.
         """
         decoding, beam, penalty = call.decoding, call.decoding.beam_size, call.decoding.length_penalty
         listed = decoding.shortlist is not None and not (heads or call.forced or alternatives)

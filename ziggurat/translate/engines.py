@@ -34,11 +34,11 @@ _SUPPORTED = {
 _IGNORED = {"endings", "batch_sentences", "seed", "precision"}  # CTranslate2 does not need them to translate
 
 NO_LINE_INPUTS = (
-    "CTranslate2 takes no `--prefix`, `--constraints` or `--terminology`; take the model it was exported from"
+    "CTranslate2 takes no `--prefix`, `--constraints` or `--terminology`; use the model it was exported from"
 )
 """NO_LINE_INPUTS is the message when an export is asked to translate with additional inputs per line."""
 
-_EXPORT_SHORTLIST = "export the model with it: its `decoding.shortlist` then goes into the folder"
+_EXPORT_SHORTLIST = "export the model with it: its `decoding.shortlist` is then written into the folder"
 
 _EXPORT_INSIDE = "ctranslate2"
 """_EXPORT_INSIDE is the subfolder of a run or model directory that may hold its export."""
@@ -59,7 +59,7 @@ def is_converted(path: str | Path) -> bool:
 
 
 def unsupported_keys(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return which of these keys of the `decoding` section only our search supports, as text for messages."""
+    """Return which of these keys of the `decoding` section only ziggurat's search supports, as text for messages."""
     defaults, ours = DecodingConfig(), DecodingConfig.model_fields.keys() - _SUPPORTED - _IGNORED
     return {
         key: f"`decoding.{key}: {printable(str(value))}`"
@@ -72,12 +72,12 @@ def unsupported_settings(decoding: DecodingConfig) -> list[str]:
     """Return the search settings that CTranslate2 does not support."""
     found = list(unsupported_keys(dict(decoding)).values())
     if decoding.endings in ("fairseq", "marian"):
-        found.append(f"`decoding.endings: {decoding.endings}` (take `beam`)")
+        found.append(f"`decoding.endings: {decoding.endings}` (use `beam`)")
     if decoding.shortlist not in (None, EXPORT_SHORTLIST):
         found.append(f"`decoding.shortlist: {decoding.shortlist}` ({_EXPORT_SHORTLIST})")
     penalty = decoding.length_penalty
     if penalty.kind in ("gnmt", "lingvo") and (penalty.alpha or penalty.coverage):
-        found.append(f"`decoding.length_penalty.kind: {penalty.kind}` (take `power`, or `alpha=0`)")
+        found.append(f"`decoding.length_penalty.kind: {penalty.kind}` (use `power`, or `alpha=0`)")
     if penalty.word_penalty:
         found.append(f"`decoding.length_penalty.word_penalty: {penalty.word_penalty}`")
     return found
@@ -94,7 +94,7 @@ def refuse_unsupported(asked: Mapping[str, Any], made: ExportReport | None) -> N
     if missing := ", ".join(unsupported_keys(asked).values()):
         raise ConfigError(f"CTranslate2 has no {missing}; translate with the model that was exported")
     if asked.get("endings") == "candidates":  # exports are written with `beam`, which matches its search
-        raise ConfigError("CTranslate2 has no `decoding.endings: candidates` (take `beam`)")
+        raise ConfigError("CTranslate2 has no `decoding.endings: candidates` (use `beam`)")
     if made is None:
         for key in ("precision", "alignments"):
             if asked.get(key):
@@ -139,7 +139,7 @@ def export_folder(
             return None
     if len(paths) > 1 or which is not None or without_layers is not None:
         raise ConfigError(
-            "CTranslate2 translates with one exported model as it is: leave out `--ensemble`, `--which` and "
+            "CTranslate2 translates with one exported model, unchanged: leave out `--ensemble`, `--which` and "
             "`--without-layers` (which `ziggurat export` takes, too)"
         )
     return Path(exported[0]) if exported else inside
@@ -161,7 +161,7 @@ class ExportReport(JsonForm):
 
     @property
     def precision(self) -> str | None:
-        """Name in `decoding.precision`; None: not one of our precisions."""
+        """Name in `decoding.precision`; None: not one of ziggurat's precisions."""
         return {None: "float32", "int8": "int8", "int8_float32": "int8", "bfloat16": "bfloat16"}.get(self.quantization)
 
 
@@ -204,8 +204,8 @@ class ConvertedConfig(JsonForm):
     def of_transformers(self) -> bool:
         """True if the caller appends end-of-sentence to each source.
 
-        Tokenizers of transformers do so; their models start from end-of-sentence or padding. With Marian, fairseq
-        and our exports, CTranslate2 does it. OpenNMT's models start from begin-of-sentence and need none.
+        Tokenizers of transformers do so; their models start from end-of-sentence or padding. With Marian, fairseq and
+        ziggurat's exports, CTranslate2 does it. OpenNMT's models start from begin-of-sentence and need none.
         """
         return self.decoder_start_token in (self.eos_token, *_PADDING) and not self.add_source_eos
 
@@ -215,13 +215,13 @@ _MOST_UNLISTED = 0.2
 explains why some are missing)."""
 _MANY_UNUSED, _MOST_UNUSED = 0.05, 0.2
 """Shares of the vocabulary's tokens never produced by the segmenters that lead to a warning and to an error."""
-_RESERVED = re.compile(r"madeupword\d+|<.*>|\[\w+\]|\u2581?.", re.DOTALL)  # and characters that are rare in text
+_RESERVED = re.compile(r"madeupword\d+|<.*>|\[\w+\]|\u2581?.", re.DOTALL)  # and single characters, perhaps rare in text
 
 
 class ConvertedTokenizer(SentencePieceTokenizer):
-    """A SentencePiece model whose pieces have the ids of a list of tokens, that of the matrices.
+    """A SentencePiece model whose pieces get their ids from a list of tokens, the order of the matrices' rows.
 
-    Tokens that the model never produces from text and that name, for example, a language are tags.
+    Tokens that the model never produces from text, such as names of languages, are tags.
 
     Args:
         model: the serialised model.
@@ -326,7 +326,7 @@ def read_converted(folder: Path, segmenters: Sequence[Path | None] = (None, None
         config = ConvertedConfig()
     if config.decoder_start_token is None:
         raise ConfigError(
-            f"{folder}: its `decoder_start_token` is null: each translation begins with a token that the caller gives, "
+            f"{folder}: its `decoder_start_token` is null: each translation begins with a token from the caller, "
             "for example a language code, which is not supported here; CTranslate2 itself takes it as `target_prefix`"
         )
     tokenizers = []
@@ -343,7 +343,7 @@ def read_converted(folder: Path, segmenters: Sequence[Path | None] = (None, None
     _warn_of_segmenters(folder, source, target)
     if config.of_transformers and sum(not tag.startswith(_SOURCE_TAGS) for tag in target.tags) > 1:
         raise ConfigError(
-            f"{folder}: a model of many languages as transformers has them ({printable(', '.join(target.tags), 80)}): "
+            f"{folder}: a multilingual model in the style of transformers ({printable(', '.join(target.tags), 80)}): "
             "it expects the source's code before the text and the target's as the first token of the translation, "
             "which is not supported here; CTranslate2 itself takes them (`target_prefix`)"
         )

@@ -30,7 +30,7 @@ _BASE: dict[str, Callable[[float | Tensor], float | Tensor]] = {
 
 @dataclass(frozen=True)
 class LengthPenalty:
-    """A length penalty; `coverage` is beta, `length_ratio` is rho, `word` is subtracted for each token."""
+    """A length penalty; `coverage` is beta, `length_ratio` is rho, and `word` is subtracted for each token."""
 
     kind: Literal["none", "gnmt", "power", "lingvo"] = "none"
     alpha: float = 0.0
@@ -287,10 +287,10 @@ def _best(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the `count` largest values, best first, and ids that hold them.
+    """Return the `count` largest values, best first, and ids at which they occur.
 
     On CPU, topk over a large vocabulary takes as long as the softmax. The largest values lie in the `count` blocks with
-    the largest maxima, and block maxima take one fast pass. With 32,000 tokens this halves the search time.
+    the largest maxima, and computing block maxima takes one fast pass. With 32,000 tokens this halves the search time.
     """
     vocabulary = scores.shape[-1]
     blocks = vocabulary // _BLOCK

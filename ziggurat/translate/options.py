@@ -174,7 +174,7 @@ def read_constraints(lines: Iterable[str]) -> Iterable[list[str]]:
 def read_terminology(lines: Iterable[str], name: str) -> dict[str, str]:
     """Return source term -> target term from lines `source TAB target`; blank lines are skipped.
 
-    Raises DataError, naming file and line, for another number of columns or a source term with two targets.
+    Raises DataError, naming file and line, for a wrong number of columns or a source term with two targets.
     """
     terms: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
@@ -206,7 +206,7 @@ class TranslateOptions:
     Attributes:
         n_best: number of translations per line; 0: the translator's setting.
         alignments: include token alignments, even if the translator's settings do not.
-        scores: include the log-probability of each token; our engine always does.
+        scores: include the log-probability of each token; PyTorch's engine always does.
         tag: tag put before every source sentence; None: no tag.
         terms: a terminology for lines that contain its terms, or a glossary that a server applies around the search.
         protect: patterns of text that must stay unchanged, which a server applies around the search.
@@ -287,7 +287,7 @@ class LineExtras:
     constraints: Sequence[Sequence[str]] = field(default_factory=list)
     """Phrases that the translations must contain: empty, or a list for each line."""
     longest: Sequence[int] = field(default_factory=list)
-    """Most tokens of each part of the translations: empty, or a number for each line."""
+    """Maximum number of tokens of each part of the translations: empty, or a number for each line."""
     numbered: bool = True
     """Whether errors name a line's number and the key that sets a limit, which mean nothing to a server's client."""
 
@@ -406,7 +406,7 @@ class TextTranslator(StreamTranslator):
             running search (ziggurat.translate.call.ContinuousTranslation).
         source_tokenizer, target_tokenizer: tokenizers of the two sides.
         max_positions: maximum number of positions of either side; None: no limit.
-        before_step: called before every step of our search; an error that it raises ends the translation.
+        before_step: called before every step of ziggurat's search; an error that it raises ends the translation.
     """
 
     own_search: ClassVar[bool]
@@ -468,8 +468,8 @@ class TextTranslator(StreamTranslator):
 def tells_alignments(translator: TextTranslator) -> bool:
     """Return whether the translations of this translator come with alignments.
 
-    This translates a word to find out, since it depends on every model of an ensemble and, for an export, on the
-    version that wrote it.
+    This translates a word to find out, since the answer depends on every model of an ensemble and, for an export, on
+    the version that wrote it.
     """
     kept, translator.notices = translator.notices, Notices()
     try:

@@ -35,7 +35,7 @@ MAX_LINE_BYTES = 1 << 20
 UNSPACED_SCRIPTS = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
 """UNSPACED_SCRIPTS lists scripts without spaces between words, for a class of the `regex` module."""
 
-_WINDOW_CHARACTERS = 1 << 22  # a window also ends here, so that very long lines do not pile up
+_WINDOW_CHARACTERS = 1 << 22  # a window also ends at this size, so that very long lines do not pile up
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 # NUL, and every character that ends a line in str.splitlines(), wc, editors or JavaScript.

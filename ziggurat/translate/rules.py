@@ -20,9 +20,9 @@ from ziggurat.translate.hypotheses import NEVER
 
 
 def _may_hold(condition: Tensor) -> bool:
-    """Return whether a condition holds anywhere; always true on an accelerator, for which a step would wait.
+    """Return whether a condition holds anywhere; always true on an accelerator, since a step would have to wait for it.
 
-    A mask over all rows is one more pass over the vocabulary, which a CPU skips if it would do nothing.
+    A mask over all rows costs one more pass over the vocabulary, which a CPU skips if the mask would do nothing.
     """
     return condition.device.type != "cpu" or bool(condition.any())
 
@@ -70,14 +70,14 @@ class Rules:
             self._held = torch.cat((self._held, self._held.new_full(shape, -1)))
 
     def keep(self, rows: Tensor) -> None:
-        """Let row i be the old row `rows`[i]."""
+        """Make row i the old row `rows`[i]."""
         self._prefix = self._prefix.index_select(0, rows)
         self._begin, self._complete = self._begin.index_select(0, rows), self._complete.index_select(0, rows)
         if self._held is not None:
             self._held = self._held.index_select(0, rows)
 
     def follow(self, parents: Tensor, tokens: Tensor, position: Tensor, longest: int) -> None:
-        """Let beam k of sentence i continue its old beam `parents`[i, k] with `tokens`[i, k] at `position`[i].
+        """Make beam k of sentence i continue its old beam `parents`[i, k] with `tokens`[i, k] at `position`[i].
 
         `longest` is the largest position.
         """
@@ -228,8 +228,8 @@ class BannedPhrases:
                 node = self._follow(node, token)
             if not _may_hold(there := node > 0):
                 continue
-            # Handles the largest possible number of tokens for every hypothesis, because counting them would wait for
-            # the device.
+            # Handles the largest possible number of tokens for every hypothesis, because counting them would mean
+            # waiting for the device.
             first = (node * self._base)[..., None]
             place = torch.searchsorted(self._ends, first) + torch.arange(most, device=held.device)
             token = self._ends[place.clamp(max=len(self._ends) - 1)] - first

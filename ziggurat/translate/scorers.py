@@ -1,6 +1,7 @@
 """Scorers: the search's interface to a model or an ensemble, and forced scoring of given targets.
 
-A search asks a `Scorer` for the scores of every next token, for sentences that enter, leave and reorder their beams.
+A search asks a `Scorer` for the scores of every next token, for sentences that enter and leave the batch and reorder
+their beams.
 
 Lexical shortlists restrict the search to target tokens that the source sentence allows (Jean et al. 2015).
 
@@ -80,7 +81,7 @@ class ShortlistedOutput:
         self._product = self._whole.restricted(self._columns)
 
     def keep(self, sentences: Tensor) -> None:
-        """Let row i be the old row `sentences`[i]."""
+        """Make row i the old row `sentences`[i]."""
         # Unneeded columns stay until the next admission, because restricting the projection copies rows.
         sentences = sentences.to(self._allowed.device, non_blocking=True)
         self._allowed = self._allowed.index_select(0, sentences)
@@ -136,10 +137,10 @@ class Scorer(Protocol):
         """
 
     def follow(self, parents: Tensor) -> None:
-        """Let beam k of sentence i continue its old beam `parents`[i, k]; [N, K]."""
+        """Make beam k of sentence i continue its old beam `parents`[i, k]; [N, K]."""
 
     def keep(self, sentences: Tensor) -> None:
-        """Keep only some sentences: let row i be the old row `sentences`[i], [N'], a tensor on the CPU.
+        """Keep only some sentences: make row i the old row `sentences`[i], [N'], a tensor on the CPU.
 
         The search fills the holes of leaving sentences with rows from the end, so `sentences`[i] is i for most.
         """
@@ -188,7 +189,7 @@ class EnsembleScorer:
         return log_mean_probability(log_probabilities(member.step(tokens)) for member in self._members)
 
     def follow(self, parents: Tensor) -> None:
-        """Let beam k of sentence i continue its old beam `parents`[i, k], in every member."""
+        """Make beam k of sentence i continue its old beam `parents`[i, k], in every member."""
         for member in self._members:
             member.follow(parents)
 
@@ -279,7 +280,7 @@ class ModelScorer:
         return self._output(self.model.advance(tokens, self._state), tokens.shape[1])
 
     def follow(self, parents: Tensor) -> None:
-        """Let beam k of sentence i continue its old beam `parents`[i, k]."""
+        """Make beam k of sentence i continue its old beam `parents`[i, k]."""
         self._state.follow(parents)
 
     def keep(self, sentences: Tensor) -> None:
@@ -331,7 +332,7 @@ def force_score(
         for member in members:
             hidden = member.decode(target_in, member.encode(source, source_mask))
             of_members.append(_of_targets(member, hidden[target_mask], target[target_mask]))
-        tokens = log_mean_probability(of_members).cpu()  # at once, since each row would wait for a GPU twice
+        tokens = log_mean_probability(of_members).cpu()  # once for all rows, since each would wait for a GPU
         for i, row in zip(batch, tokens.split([len(targets[i]) + 1 for i in batch]), strict=True):
             # Summed in float64, because fp32 would lose digits over a long target.
             scores[i] = ForcedScore(float(row.double().sum()), row.tolist())

@@ -5,7 +5,7 @@ every live sentence by one token (`Search.step`). Hypotheses that end join the s
 penalised score.
 
 A sentence is settled once none of its beams can still beat its n-th best finished hypothesis. More tokens only lower a
-log-probability, so a beam's log-probability divided by the penalty at the greatest length bounds what it can reach:
+log-probability, so a beam's log-probability divided by the penalty at the greatest length bounds its final score:
 stopping there changes no result (unlike stopping at K finished, as with `endings: fairseq` and `marian`). A settled
 sentence leaves at once, and a row from the end fills its hole (`_compacted`). Waiting ones enter as soon as there is
 room for a group of them (`BatchAdmission`). Each sentence has a separate position. Results do not depend on the other
@@ -311,7 +311,7 @@ class Search:
         if attention is None:
             raise ConfigError(
                 "`decoding.length_penalty.coverage`, `decoding.alignments` and `decoding.replace_unknown` need "
-                "attention weights, which this model does not offer; leave them out",
+                "attention weights, which this model does not provide; leave them out",
                 key="decoding.length_penalty.coverage",
                 named=["decoding.alignments", "decoding.replace_unknown"],
             )

@@ -162,7 +162,7 @@ class Translator(TextTranslator):
         decoding = change_section(self.decoding, asked, "decoding", ARGUMENTS)
         for key in ("shortlist", "precision"):
             if getattr(decoding, key) != getattr(self.decoding, key):
-                raise ConfigError(f"`decoding.{key}` is for the opening of a model; name it there")
+                raise ConfigError(f"`decoding.{key}` is set when a model is opened; give it there")
         return TranslationCall(self, decoding, options, constrained=constrained)
 
     def _translate_window(self, texts: Sequence[str], call: TranslationCall, extras: LineExtras) -> list[Translation]:
@@ -289,7 +289,7 @@ class WorkerTranslator(StreamTranslator):
         def start(task: tuple[list[str], LineExtras]) -> Future[_Translated]:
             return self._submit(_translate, self._opening, task, options, constrained)
 
-        start(([], LineExtras())).result()  # rejects settings before any text is read
+        start(([], LineExtras())).result()  # reject settings before any text is read
         return map(self._received, in_order(start, tasks, _WINDOWS_PER_WORKER * self._opening.workers))
 
     def _received(self, done: _Translated) -> list[Translation]:

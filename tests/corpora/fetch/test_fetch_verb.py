@@ -253,7 +253,7 @@ def test_data_that_the_user_must_provide_is_reported(fetch: Fetch) -> None:
             "the registry has no set `tuning` of local-de-en; it has train, dev",
         ),
         (("local-de-en", "elsewhere"), "no registry says what the folder `elsewhere` holds"),
-        (("dev.de", "dev.german"), "data.dev.0: only files of a side each"),
+        (("dev.de", "dev.german"), "data.dev.0: only files of one side"),
     ],
 )
 def test_configurations_that_no_registry_knows(wanted: tuple[str, str], says: str, fetch: Fetch) -> None:

@@ -176,7 +176,7 @@ def test_a_text_occurs_only_once(place: Path, context: MakeContext) -> None:
     (place / "a[1]").touch()
     others = "; give others, or take some out by `bitext.hold_out`"
     tested = f"sentences that the model is chosen by do not test it{others}"
-    trained_on = f"sentences that are trained on do not tell how good a model is{others}"
+    trained_on = f"sentences that a model was trained on do not show how good it is{others}"
     test = {"name": "a", "source": "t.qlo", "target": "t.qhi"}
     globbed = {
         "train": [{"source": "data/*.qlo", "target": "t.qhi"}],

@@ -359,11 +359,11 @@ def test_work_lost_by_a_change_is_reported(tmp_path: Path, ran: list[str]) -> No
     fakes[0].setting = 1
     why = "settings changed (there -> now): setting: 0 -> 1"
     assert explanations(0.2)[0] == why
-    assert explanations(90.0)[0] == f"{why}; it starts over, what took 1:30 is discarded"
-    assert explanations(3600.0)[0] == f"{why}; it starts over, what took 1:00:00 moves to `earlier`"
+    assert explanations(90.0)[0] == f"{why}; it starts over, and work that took 1:30 is discarded"
+    assert explanations(3600.0)[0] == f"{why}; it starts over, and work that took 1:00:00 moves to `earlier`"
     selection = Selection(forced=frozenset(["fetch"]))
     found = pipeline(tmp_path / "p", fakes).statuses(selection)[0].explanation
-    assert found == "to be done again; it starts over, what took 1:00:00 moves to `earlier`"
+    assert found == "to be done again; it starts over, and work that took 1:00:00 moves to `earlier`"
 
 
 def test_a_signal_in_a_step_ends_the_call(tmp_path: Path, ran: list[str]) -> None:

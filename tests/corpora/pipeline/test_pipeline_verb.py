@@ -81,7 +81,8 @@ def test_a_pipeline_from_plan_to_report(place: Path, ziggurat: Call) -> None:
     times["student"]["seconds"] = 61.0
     Path("w/times.json").write_text(json.dumps(times))
     status, out, _ = ziggurat("pipeline", "my.yaml", "student.training.seed=2", "--status")
-    assert "settings changed (there -> now): training.seed: 1 -> 2; it starts over, what took 1:01 is discarded" in out
+    changed = "settings changed (there -> now): training.seed: 1 -> 2"
+    assert f"{changed}; it starts over, and work that took 1:01 is discarded" in out
     assert "depends on the output of student" in out
 
 
@@ -147,9 +148,9 @@ def test_folders_of_others_are_reported_before_any_work(place: Path, ziggurat: C
     Path("w/clean/notes.txt").touch()
     for arguments, said in (
         ([], "w/clean: is in the way, and no pipeline made it; move it, or give another `folder`"),
-        (["folder=data"], "folder: data holds other things (dev.qhi, dev.qlo, test.qhi, ...): results need a folder of "
-         "their own, such as `folder: data/pipeline`"),
-        (["folder=."], "folder: . holds other things (data, my.yaml, w): results need a folder of their own"),
+        (["folder=data"], "folder: data contains other files (dev.qhi, dev.qlo, test.qhi, ...): results need a folder "
+         "of their own, such as `folder: data/pipeline`"),
+        (["folder=."], "folder: . contains other files (data, my.yaml, w): results need a folder of their own"),
         (["folder=my.yaml"], "my.yaml is a file; give the name of a folder for the results"),
         (["folder=my.yaml/w"], "my.yaml is a file; give the name of a folder for the results"),
     ):  # fmt: skip

@@ -274,7 +274,7 @@ def test_a_text_without_a_usable_line_is_an_error_with_counts(
     make_job: MakeJob, in_process: BackTranslate, tmp_path: Path
 ) -> None:
     (tmp_path / "bad").write_bytes(b"\xff\n\n\n")
-    with pytest.raises(DataError, match="no pair is left of 3 lines; dropped: 2 empty, 1 encoding"):
+    with pytest.raises(DataError, match="none of 3 lines gave a pair; dropped: 2 empty, 1 encoding"):
         in_process(make_job(inputs=(str(tmp_path / "bad"),)))
 
 

@@ -330,7 +330,7 @@ def test_tmx_adds_a_variant() -> None:
     assert said.count("<tuv") == 4
     moved = translated("a.tmx", permuting(2)).decode()
     assert '<bpt i="1">&lt;b></bpt>you<ept i="1">&lt;/b></ept> Hello' in moved
-    with pytest.raises(DataError, match="language of the translation is not known"):
+    with pytest.raises(DataError, match="language of the translation is unknown"):
         translated("a.tmx", identity, settings=Settings(SETTINGS.options))
 
 

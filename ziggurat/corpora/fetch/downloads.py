@@ -3,8 +3,8 @@
 A download of `https://HOST/PATH` is at `HOST/PATH` in the folder, as with `wget --force-directories`, so the folder of
 one machine can be the mirror of another. `PATH.origin.json` next to it has its origin and checksum.
 
-Members of zip and tar archives are extracted under names that we choose, so an archive cannot decide where files are
-written. They are read in bounded memory, and refused if they expand more than text does
+Members of zip and tar archives are extracted under names of our choice, so an archive cannot decide where files are
+written. They are read in bounded memory, and refused if they expand further than text ever does
 (ziggurat.system.compressed.MAX_RATIO).
 """
 
@@ -76,7 +76,7 @@ def place_of(url: str) -> str:
     parts = urlsplit(url)
     steps = [parts.netloc.replace(":", "_"), *parts.path.removeprefix("/").removesuffix("/").split("/")]
     if any(step in ("", ".", "..") or len(step) > 200 for step in steps):
-        raise ConfigError(f"{printable(url, 300)}: has an empty, too long or `..` step in its path")
+        raise ConfigError(f"{printable(url, 300)}: its path has a part that is empty, too long or `..`")
     if parts.query:
         query = parts.query.replace("/", "%2F")
         if len(steps[-1]) + len(query) > 200:
@@ -125,7 +125,7 @@ class Downloads:
             if (found := mirror / place).exists():
                 return read_bounded(found, 1 << 26)
         if self.offline:
-            raise DataError(f"{url}: is asked over the network, and `--offline` forbids that; name the corpus in full")
+            raise DataError(f"{url}: needs the network, which `--offline` forbids; name the corpus in full")
         for address in self._mirrored(place):
             with contextlib.suppress(DataError):
                 return read_small(address, self.network)
@@ -174,7 +174,7 @@ class Downloads:
         held = self._checked(remote, path, came_from, what)
         if known is not None and held.sha256 != known:
             raise DataError(
-                f"{path}: damaged or changed since it was fetched, as {_origin(path).name} tells; {self.discard(held)}"
+                f"{path}: damaged or changed since it was fetched, as {_origin(path).name} shows; {self.discard(held)}"
             )
         return held
 
@@ -227,7 +227,7 @@ def _origin(path: Path) -> Path:
 _TAR = re.compile(r"\.(tar|tgz|txz|tar\.(gz|xz|zst))$", re.IGNORECASE)
 _MOST_MEMBERS = 1_000_000
 _MOST_HEADER_BYTES = 1 << 20  # limit on a tar header with a long name or extended attributes
-_FREE_BYTES = 1 << 24  # bytes of output that are not checked against the ratio
+_FREE_BYTES = 1 << 24  # the ratio is not checked below this many bytes of output
 _SPARE_BYTES = 1 << 26  # bytes left free on the disk
 _BLOCK_BYTES = 1 << 20
 _SHADOW = re.compile(r"(^|/)(__MACOSX/|\._[^/]*$|\.DS_Store$|Thumbs\.db$|desktop\.ini$)", re.IGNORECASE)
@@ -283,7 +283,7 @@ def take_out(archive: Path, patterns: Sequence[str], folder: Path) -> tuple[dict
             elif len(terms) < _MOST_TERMS and size <= _MOST_TERMS_BYTES and _TERMS.search(name):
                 terms[name] = file.read(_MOST_TERMS_BYTES).decode("utf-8", "replace")
     except (*_DAMAGE, OSError) as error:
-        # Errors of bz2 have no number, and a damaged offset of a member cannot be sought; others come from the disk.
+        # Errors of bz2 have no number, and seeking to a damaged offset of a member fails; others come from the disk.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise DamageError(f"{archive}: damaged, or not such an archive ({printable(str(error), 120)})") from None

@@ -1,6 +1,6 @@
 """Names from other projects, which are sacreBLEU's test sets and OPUS's corpora, and from the registry.
 
-`Names.find` returns the corpus of any name.
+`Names.find` returns the corpus with any such name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SACREBLEU = {
     "WMTXMLDataset": "wmt-xml",
     "PlainTextDataset": "text",
 }
-_SACREBLEU_LICENCE = "that of the shared task; WMT releases its test sets for research use; to be checked"
+_SACREBLEU_LICENCE = "the shared task's; WMT releases its test sets for research use; to be checked"
 
 
 class IndexEntry(NamedTuple):
@@ -114,7 +114,7 @@ def opus_listed(downloads: Downloads, first: str, second: str, corpus: str | Non
 
 
 def sacrebleu_listed(words: Sequence[str]) -> Iterator[IndexEntry]:
-    """Yield the test sets of sacreBLEU that have all `words` in name or description, or as pairs of languages."""
+    """Yield the test sets of sacreBLEU that have all `words` in their name or description, or as language pairs."""
     from sacrebleu.dataset import DATASETS
 
     for name, known in DATASETS.items():
@@ -158,7 +158,8 @@ def _sacrebleu(rest: str) -> RegisteredCorpus:
         raise ConfigError(
             f"sacrebleu/{name}: is a mix of archives and files; see `ziggurat fetch --list {name.split('/')[0]}`"
         )
-    # Of many archives (IWSLT has one per direction) only those whose names start the members' names are needed.
+    # If there are many archives (IWSLT has one per direction), only those whose names begin the members' names are
+    # needed.
     needed = [one for one in remotes if PurePosixPath(one.url).stem in {path.split("/")[0] for path in take}]
     return RegisteredCorpus(
         name=f"sacrebleu/{name}/{pair}",

@@ -25,7 +25,7 @@ _STALL_BYTES = 1 << 12
 
 
 class _TimedReader(io.RawIOBase):
-    """Reader of a socket that expects at least `least` bytes in any `seconds`; of a header, the whole."""
+    """Reader of a socket that expects at least `least` bytes in any `seconds`, and a whole header in that time."""
 
     def __init__(self, raw: Any, seconds: float) -> None:
         self._raw, self._seconds = raw, seconds

@@ -94,7 +94,8 @@ def _write_set(
                 described = {field: value for field in fields if (value := getattr(corpus, field))}
                 found = {"pairs": counts.pairs, "skipped": counts.skipped, "files": [one.document() for one in held]}
                 parts.append({**described, **found})
-        # Records come before the files get their names, so that after a kill in between the files are known to be ours.
+        # Records come before the files get their names, so that after a kill in between the files are known to come
+        # from `fetch`.
         for writer in writers:
             writer.record(parts)
     return [Written(one.target, cast(Origin, read_origin(one.target.record)), False, terms) for one in writers]
@@ -116,7 +117,7 @@ def _fetched(corpora: Sequence[RegisteredCorpus], downloads: Downloads) -> list[
 
 
 def _share_out(block: Block, writers: Sequence[_Writer], held_out: tuple[HoldOut, PairFiles] | None) -> None:
-    """Write a block to the target, and its held-out pairs to the other target."""
+    """Write a block to the target, and its held-out pairs to the target for them."""
     if held_out is None:
         writers[0].write(block)
         return
@@ -216,7 +217,7 @@ def _by_language(corpus: RegisteredCorpus, block: Block, target: PairFiles) -> B
 
 
 class _Writer:
-    """Writer of the sides of a target; its files get their names when the stack `files` closes without an error."""
+    """Writer of both sides of a target; its files get their names when the stack `files` closes without an error."""
 
     def __init__(self, files: contextlib.ExitStack, target: PairFiles) -> None:
         self.target, self.pairs = target, 0
@@ -356,7 +357,7 @@ def _named(corpus: CorpusConfig, data: DataConfig, key: str) -> tuple[Path, dict
         if named and len(files) == 2 and len({path.parent for path in files.values()}) == 1:
             return Path(corpus.source).expanduser().parent, files
     raise ConfigError(
-        f"{key}: only files of a side each, called FOLDER/SET.LANGUAGE such as data/wmt14-en-de/train.en.zst, can be "
+        f"{key}: only files of one side, called FOLDER/SET.LANGUAGE such as data/wmt14-en-de/train.en.zst, can be "
         "fetched for a configuration; fetch other corpora by their names"
     )
 

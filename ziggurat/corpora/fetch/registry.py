@@ -127,12 +127,12 @@ _INDIVIDUAL = {
 
 
 def any_pair(entry: RegistryEntry) -> bool:
-    """Return whether the pairs of an entry are unknown: it has any that its origin has."""
+    """Return whether the pairs of an entry are unknown, so that it may have any."""
     return entry.pairs is None and entry.languages is None
 
 
 def variants(entry: RegistryEntry) -> list[dict[str, str]]:
-    """Return the part of the name that determines the languages with each of its values; [{}] if there is none."""
+    """Return the part of the name that determines the languages, with each of its values; [{}] if there is none."""
     known = entry.pairs if entry.languages is None else entry.languages
     return [{part: value} for part in entry.where for value in known] if isinstance(known, dict) else [{}]
 
@@ -243,7 +243,7 @@ class Registry:
                         yield name.replace("{a}-{b}", pair), filled
 
     def pairs_among(self, words: Sequence[str]) -> list[str]:
-        """Return the words that are language pairs: `de-en`, but not `news-crawl`, which starts some names."""
+        """Return the words that are language pairs: `de-en`, but not `news-crawl`, with which some names begin."""
         looks = [word for word in words if re.fullmatch(rf"{_LANGUAGE}-{_LANGUAGE}", word)]
         return [word for word in looks if not any(name.startswith(word) for name in self.entries)]
 

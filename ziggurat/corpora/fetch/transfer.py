@@ -174,7 +174,7 @@ def _refuse_answer(url: str, status: int, retry_after: str | None) -> float:
 
 
 def refuse_page(url: str, head: bytes, content_type: str) -> None:
-    """Raise DataError if a file is a web page, by its first bytes or its type, or does not match its name's suffix.
+    """Raise DataError if a file's first bytes or type show that it is a web page, or do not match its name's suffix.
 
     The type counts only if the suffix does not determine the first bytes.
     """
@@ -271,9 +271,7 @@ def read_small(url: str, network: Network) -> bytes:
                     blocks.append(block)
                     size += len(block)
                     if size > _SMALL_BYTES:
-                        raise DataError(
-                            f"{url}: longer than {_SMALL_BYTES >> 20} MiB, which is too much for such an answer"
-                        )
+                        raise DataError(f"{url}: longer than {_SMALL_BYTES >> 20} MiB, too long for such an answer")
             return b"".join(blocks)
         except _Dropped as dropped:
             failures += 1
@@ -319,7 +317,7 @@ def _receive(url: str, part: Part, network: Network, progress: Progress) -> str:
 def _accept(url: str, part: Part, response: http.client.HTTPResponse, blocks: Iterator[bytes], *, rest: bool) -> bytes:
     """Prepare the part for the body, `blocks`; return the bytes already read of it, the first of a whole file.
 
-    `rest` tells whether the rest of the part was requested. The part is discarded only if the file that replaces it is
+    `rest`: whether the rest of the part was requested. The part is discarded only if the file that replaces it is
     known not to be a page and to fit on the disk.
 
     Raises _Dropped if the body is not what was requested, and DataError.
@@ -330,7 +328,7 @@ def _accept(url: str, part: Part, response: http.client.HTTPResponse, blocks: It
             f"{url}: sent in the encoding {printable(headers['Content-Encoding'])}, which was not requested"
         )
     if len(set(headers.get_all("Content-Length", []))) > 1:
-        raise DataError(f"{url}: sent with several lengths, and the right one is unknown; {_BRING}")
+        raise DataError(f"{url}: sent with several lengths, so the right one is unknown; {_BRING}")
     version, length = _version(headers), response.length
     if response.status == 206:
         found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", headers.get("Content-Range", ""))

@@ -55,8 +55,8 @@ class Plan:
         return str(xxhash.xxh3_128_hexdigest(json.dumps([self.settings, self.lines], sort_keys=True).encode()))
 
     def check_inputs(self) -> None:
-        """Raise DataError if an input may have had other content at any time since the plan was made."""
-        self.watch.check(f"start again in another folder than {self.folder}, where shards may have either content")
+        """Raise DataError if an input's content may have changed at any time since the plan was made."""
+        self.watch.check(f"start again in another folder than {self.folder}, whose shards may be from either version")
 
     def lines_of(self, shard: int) -> int:
         """Return the number of lines of a shard."""
@@ -79,7 +79,7 @@ def fix_plan(
         settings: everything that the result depends on, in a form that JSON represents without loss.
         watch: watch over the inputs, which also provides the fingerprints in the settings.
         shard_lines: lines of a shard.
-        count: returns the number of lines, at least one, by a pass over the input; called if the folder is new.
+        count: returns the number of lines, at least one, by a pass over the input; called only if the folder is new.
 
     Raises DataError for a folder with another plan or foreign files, and the errors of `count`.
     """
@@ -89,7 +89,7 @@ def fix_plan(
         counted = count()
         # Written only now: a folder with a plan has passed all checks.
         folder.mkdir(parents=True, exist_ok=True)
-        # Another call may have taken the folder meanwhile: the first to get the lock has it.
+        # Another call may have taken the folder meanwhile; it belongs to the first to get the lock.
         with locked(folder / _LOCK, fcntl.LOCK_EX, ""):
             lines = _lines_known(path, verb, settings)
             if lines is None:
@@ -124,7 +124,7 @@ def _known(path: Path, verb: str) -> dict[str, Any] | None:
     if not path.exists():
         if not folder.exists() or (folder.is_dir() and all(passing(p.name) for p in folder.iterdir())):
             return None
-        if not path.exists():  # a call for another part may have written it, and its lock, before we looked around
+        if not path.exists():  # a call for another part may have written it, and its lock, before this call looked
             raise DataError(f"{folder}: exists and is not a folder of a `{verb}`; name another one")
     try:
         plan: dict[str, Any] = parse_json(read_bounded(path), str(path))
@@ -224,7 +224,7 @@ def do_shards(do: Do, shards: Iterator[Shard[Any]], work: Work, before: int, tot
     done = 0
     work.progress(before, 0, total)
     with GracefulStop(says=False) as signals, work.launch() as run:
-        signals.listen()  # Ray has replaced our handlers
+        signals.listen()  # Ray has replaced the handlers
         for manifest in run(do, shards, lambda: signals.received is not None):
             done += manifest.read
             work.progress(before, done, total)
@@ -243,7 +243,7 @@ def complete_shards(plan: Plan, files: StageFiles) -> Iterator[Manifest]:
 
 @contextlib.contextmanager
 def at_work(plan: Plan, *, alone: bool) -> Iterator[None]:
-    """Hold the lock of a job's folder and sweep it; calls for parts share the lock, a merging call holds it alone."""
+    """Lock and sweep a job's folder; calls for parts share the lock, a merging call holds it exclusively."""
     busy = f"{plan.folder}: another {plan.verb} is at work here; wait for it to end"
     with locked(plan.folder / ".lock", (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB, busy):
         sweep(plan.folder, deep=True)
@@ -255,6 +255,6 @@ def at_work(plan: Plan, *, alone: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def made_once(plan: Plan, name: str) -> Iterator[Path]:
-    """Context in which only this call may make the file or folder `name` of a job; calls for other parts wait."""
+    """Context in which only this call may create a job's file or folder `name`; calls for other parts wait."""
     with locked(plan.folder / f".{name}.lock", fcntl.LOCK_EX, ""):
         yield plan.folder / name

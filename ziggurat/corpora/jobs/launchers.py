@@ -1,7 +1,7 @@
 """Launchers: where the shards of a job are done.
 
 A launcher opens a `Run`, which takes shards from an iterator as it has room for them and yields their manifests, in any
-order. `processes` uses processes on this machine, `ray_actors` actors on a cluster, which may change meanwhile.
+order. `processes` uses processes on this machine, `ray_actors` actors on a cluster whose nodes may come and go.
 
 The module also defines the shards of a job and the files that a stage writes for each, which are complete or absent.
 """
@@ -173,14 +173,14 @@ _WAIT_SECONDS = 0.2  # time between checks for a stop signal: signals do not end
 _KNOCK_SECONDS = 10.0  # longest wait for a cluster to answer
 _SILENT_SECONDS = 60.0  # time without any running worker before a message
 _MOST_DEATHS = 5
-"""Deaths of actors after which a shard is given up: it may need more memory than there is."""
+"""Number of actor deaths after which a shard is given up, since it may need more memory than there is."""
 _PER_WORKER = 2
 """Shards per worker, one running and one waiting; more would only take memory."""
 
 
 Do = Callable[[Shard[Any]], Manifest]
 Run = Callable[[Do, Iterator[Shard[Any]], Callable[[], bool]], Iterator[Manifest]]
-"""Function that yields the first argument's result for each shard, until none is left or the third is true."""
+"""Function that yields the first argument's result for each shard, until none is left or the third returns true."""
 Launcher = Callable[[], AbstractContextManager[Run]]
 
 
@@ -305,7 +305,7 @@ def _knock(address: str) -> None:
         noted = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray", "ray_current_cluster")
         address = os.environ.get("RAY_ADDRESS") or (noted.read_text().strip() if noted.is_file() else "")
         if not address:
-            raise ValueError("`ray start` has noted none on this machine, and RAY_ADDRESS is not set")
+            raise ValueError("`ray start` has recorded none on this machine, and RAY_ADDRESS is not set")
     host, _, port = address.rpartition(":")
     if not (host and re.fullmatch("[0-9]{1,5}", port)) or "/" in host:
         raise ValueError("not an address")
@@ -347,7 +347,7 @@ def _by_actors(
         elif time.monotonic() - worked >= _SILENT_SECONDS:
             worked = time.monotonic()
             warnings.warn(
-                f"no worker on the Ray cluster has started for {_SILENT_SECONDS:g} s: others occupy it (see "
+                f"no worker on the Ray cluster has started for {_SILENT_SECONDS:g} s: it is fully occupied (see "
                 "`ray status`), or processes end right after they start (see the logs of the nodes); still waiting",
                 stacklevel=2,
             )
@@ -367,7 +367,7 @@ def _by_actors(
                     deaths[shard.index] += 1
                     if deaths[shard.index] == _MOST_DEATHS:
                         raise _deadly(shard) from None
-                elif isinstance(error, ray.exceptions.ActorDiedError):  # for good, for example by `ray.kill`
+                elif isinstance(error, ray.exceptions.ActorDiedError):  # permanently, for example by `ray.kill`
                     if not (idle or working or waking):
                         raise _none_left(error) from None
                     continue
@@ -402,5 +402,5 @@ def _last_line(error: Exception) -> str:
 def _deadly(shard: Shard[Any]) -> DataError:
     return DataError(
         f"shard {shard.index} killed its worker {_MOST_DEATHS} times, possibly out of memory: give workers more, or "
-        "take a smaller `batch_tokens`. Finished work is kept"
+        "use a smaller `batch_tokens`. Finished work is kept"
     )

@@ -1,8 +1,8 @@
 """`prepare` as a job: one call learns the vocabulary, all calls encode shards, and one makes the store.
 
 The store equals that of `ziggurat.data.prepare.prepare` in one process, byte for byte: shards contain the part of its
-work that treats each block separately, and pairs are compared with others when the shards are merged, in order. Shards
-do not cross files, so a call for a part reads only the files of its shards, if there are as many files as parts.
+work that treats each block separately, and comparisons between pairs are made when the shards are merged, in order.
+Shards do not cross files, so a call for a part reads only the files of its shards, if there are as many files as parts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ziggurat.system.small_files import parse_json, read_bounded
 from ziggurat.system.staging import building, tidy
 
 SHARD_PAIRS = 50_000
-"""Fewest pairs of a shard, which ends with a block of the reader."""
+"""Minimum number of pairs in a shard, which ends with a block of the reader."""
 _SHARDS_OF_FILE = 1_000_000  # shard numbers reserved for each file
 _LEARNT = "learned"
 
@@ -200,7 +200,7 @@ def _encode(learned: str, files: StageFiles, shard: Shard[_Item]) -> Manifest:
         links = item.links
         if links is None and aligner is not None:
             links = aligner.links(item.lines, encoder.words)
-        # Duplicates within the shard need not be segmented; all other comparisons are made at the end.
+        # Duplicates within the shard are not segmented; all other comparisons are made at the end.
         block = compared(encoder.cleaned(item.corpus, item.lines, links, item.unwanted), seen, encoder.text)
         blocks.append(encoder.encoded(block))
     read, kept = sum(block.read for block in blocks), sum(len(block.source[1]) for block in blocks)

@@ -98,7 +98,7 @@ class ModelChoice:
             **({"without_layers": self.without_layers} if self.without_layers else {}),
             **({} if shortlist is None else {"shortlist": shortlist}),
         }
-        # A worker on another machine must not choose for itself.
+        # A worker on another machine must not make its own choice.
         fixed = replace(
             self,
             device=device if self.device == "auto" else self.device,
@@ -122,10 +122,10 @@ class Identified:
     """Tags that can precede a source sentence."""
 
     def tag_settings(self, tag: str | None) -> dict[str, str]:
-        """Return the settings of the result if the models are given `tag` before every sentence; empty without a tag.
+        """Return the result's settings if the models are given `tag` before every sentence; empty without a tag.
 
-        Raises ConfigError for a tag that the models do not have, and for no tag if their tags name several languages,
-        because the output language would then be arbitrary.
+        Raises ConfigError for a tag that the models do not have, and for a missing tag if theirs name several
+        languages, because the output language would then be arbitrary.
         """
         check_tag(tag, self.tags)
         if tag is None and (languages := several_languages(self.tags)):
@@ -139,12 +139,12 @@ class Identified:
 def job_decoding(own: DecodingConfig, changes: Mapping[str, Any]) -> DecodingConfig:
     """Return the decoding settings of a job: those of the model with `changes`.
 
-    Raises ConfigError if they contradict each other, or may mean something else on each machine.
+    Raises ConfigError if they contradict each other, or may mean different things on different machines.
     """
     decoding = change_section(own, changes, "decoding")
     if decoding.precision == "auto":
         raise ConfigError(
-            "`decoding.precision: auto` may mean something else on each machine that takes part: name the "
+            "`decoding.precision: auto` may mean different things on the machines that take part: name the "
             "precision, `precision=float32` or `bfloat16`"
         )
     return decoding
@@ -292,7 +292,7 @@ class Translating:
         """Raise ConfigError for features that the engine or the model lacks; opens the models in this process."""
         self._translated([], 0)
         opened.cache_clear()  # this process does not translate itself
-        free_cache(default_device())  # PyTorch keeps freed memory on a GPU
+        free_cache(default_device())  # PyTorch does not return freed GPU memory by itself
 
     def _translated(self, lines: Sequence[LineWithInputs], first: int) -> list[Any]:
         translator = opened(self.choice)

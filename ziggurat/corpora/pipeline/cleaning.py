@@ -46,7 +46,7 @@ from ziggurat.system.small_files import read_bounded
 class HeldOutPairs:
     """The held-out pairs: a random choice that depends only on the pairs.
 
-    Case, punctuation and spaces do not count: pairs that differ only in these are the same pair.
+    Pairs that differ only in case, punctuation and spaces count as the same pair.
     """
 
     def __init__(self, sizes: HoldOutConfig) -> None:
@@ -103,7 +103,7 @@ class HeldOutPairs:
         return source, target
 
     def nothing_left(self, dropped: int) -> DataError:
-        """Return the error for no pair left to train on, of `dropped` pairs that passed cleaning."""
+        """Return the error to raise if none of the `dropped` pairs that passed cleaning is left to train on."""
         return DataError(
             f"bitext.hold_out: all {dropped:,} pairs that cleaning leaves share a side with the {self._wanted:,} that "
             "are held out, so nothing is left to train on; hold out fewer, or name sets of your own (`bitext.dev`, "
@@ -124,9 +124,9 @@ class HeldOutPairs:
 
 
 _PAIRS_OF_WORKER = 50_000
-"""Fewest pairs that are worth starting a process: with all filters about 8,000 are cleaned per second."""
+"""Minimum number of pairs worth starting a process for: with all filters about 8,000 are cleaned per second."""
 _MOST_WORKERS = 24
-"""Most processes: the main process reads, compares and writes 190,000 pairs a second, enough to feed this many."""
+"""Maximum number of processes: the main one reads, compares and writes 190,000 pairs a second, enough for this many."""
 
 
 class CleanStep(Step):
@@ -159,7 +159,7 @@ class CleanStep(Step):
         return corpus_files(self._context, self._bitext.train, "bitext.train")
 
     def check(self) -> None:
-        """Refuse filters that cannot work, empty corpora, swapped sides, and too many pairs to hold out."""
+        """Refuse filters that cannot work, empty corpora, swapped sides, and requests to hold out too many pairs."""
         for number, corpus in enumerate(self._bitext.train):
             if notice := exchanged_by_name(corpus, self._context.languages, f"bitext.train.{number}"):
                 raise ConfigError(f"{notice}; if they are right, rename the files")
@@ -198,13 +198,13 @@ class CleanStep(Step):
         return train | {f"data.dev.{n}": name for n, (name, _) in enumerate(self._sets())}
 
     def _sets(self) -> list[tuple[str, tuple[Path, Path]]]:
-        """Return key or name and files of each set that training pairs are compared with."""
+        """Return the key or name, and the files, of each set to compare training pairs with."""
         sides, tests = self._context.sides, self._context.config.test
         sets = [(f"bitext.dev.{n}", sides("sets", "dev", str(n))) for n in range(len(self._bitext.dev))]
         return sets + [(f"test set {test.name}", sides("sets", "test", test.name)) for test in tests]
 
     def _data(self, train: list[CorpusConfig]) -> DataConfig:
-        # Both kinds as pairs: both sides of a training pair are looked up in the same set.
+        # Both kinds are given as pairs, because both sides of a training pair are looked up in the same set.
         sets = [CorpusConfig(name=name, source=str(files[0]), target=str(files[1])) for name, files in self._sets()]
         return DataConfig(
             source_language=self._context.languages[0],
@@ -307,7 +307,7 @@ def _block_cleaning(
         yield partial(map, lambda task: cleaner.cleaned(*task)[0])
         return
     with TemporaryDirectory(dir=folder) as name:
-        # Passed in files, which a worker reads once, because a pair score contains a lexicon.
+        # Passed in files, which each worker reads once, because a pair score contains a large lexicon.
         given = Path(name)
         write_atomically(given / "data.json", data.model_dump_json().encode())
         write_pair_scores(given, scorers, data)

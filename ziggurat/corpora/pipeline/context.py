@@ -1,6 +1,6 @@
 """The shared context of a pipeline's steps: its configuration, paths of results, execution of jobs, messages.
 
-Problems from other parts of the toolkit are shown with the pipeline's names for settings and ways out.
+Errors from other parts of the toolkit use the pipeline's names for settings and remedies.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class Corpora:
         return {f"data.{split}.{n}": key for split, of in (("train", train), ("dev", dev)) for n, key in enumerate(of)}
 
     def dev(self, name: ModelName) -> list[CorpusConfig]:
-        """Return the development corpora of a model, with those tags that its training corpora also have."""
+        """Return the development corpora of a model, with only those tags that its training corpora also have."""
         learned = {corpus.tag for corpus in self.train(name)}
         sets = [
             (self._context.sides("sets", "dev", str(number)), corpus.tag if corpus.tag in learned else None)
@@ -295,7 +295,7 @@ class Progress:
         clock, of_all = time.monotonic(), "" if total is None else f" of {total:,}"
         if now == 0:
             self._began = self._last = clock
-            # At once, because a program without messages for minutes seems to hang.
+            # At once, because a program that prints nothing for minutes seems to hang.
             done = f"{before:,}{of_all} {self._noun} were done before"
             self._say(done if before or total is None else f"{total:,} {self._noun} to do")
         elif before + now != total and (clock - self._last >= _MESSAGE_SECONDS or not self._told):

@@ -26,11 +26,11 @@ from ziggurat.system.files import find_files
 
 _BLOCK = 10_000
 _NOT_OF_TEXT = {"name", "weight", "tag", "source", "target", "path"}
-"""Keys of a corpus that do not affect its text (files count by their content). All others do, including new keys."""
+"""Keys of a corpus that do not affect its text (files are compared by content). All others do, including new keys."""
 
 
 _WHY = {
-    "bitext.train": "sentences that are trained on do not tell how good a model is",
+    "bitext.train": "sentences that a model was trained on do not show how good it is",
     "bitext.dev": "sentences that the model is chosen by do not test it",
 }
 
@@ -38,8 +38,8 @@ _WHY = {
 def refuse_repeated_texts(context: PipelineContext) -> None:
     """Raise ConfigError for text that is given twice.
 
-    Between training, development and test sets one shared side is enough. Two sets of one list must be the same in
-    everything, since a test set may have a second reference, and a corpus two tags.
+    Between training, development and test sets one shared side is enough. Two sets of one list count as the same only
+    if everything is equal, since a test set may have a second reference, and a corpus two tags.
     """
     bitext = context.config.bitext
     lists: dict[str, Sequence[BitextCorpus | TestSetConfig]]
@@ -134,7 +134,7 @@ def fetched_origins(context: PipelineContext, name: str) -> list[tuple[Path, Ori
 
 
 def of_fetch(*names: str | None) -> dict[str, list[str]]:
-    """Return the dependence on fetched corpora, for `Step.after`."""
+    """Return the dependencies on fetched corpora, for `Step.after`."""
     fetched = [f"{slug(name)}/*" for name in names if name is not None]
     return {"fetch": fetched} if fetched else {}
 

@@ -1,8 +1,8 @@
 """Expected costs of the steps of a pipeline, before they start, and the share already done.
 
 Training is estimated as in `ziggurat inspect`: an update is simulated, and this machine's speed is measured.
-Translation follows from the same arithmetic. Steps on text use rates that were measured once, and the size of the text,
-which is counted if it exists and otherwise bounded by the text it is made from.
+Translation follows from the same arithmetic. The costs of steps on text follow from rates that were measured once and
+from the size of the text, which is counted if it exists and otherwise bounded by the text it is made from.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _sum(parts: Sequence[LineCount | None]) -> LineCount | None:
 
 
 def _at_most(lines: LineCount | None, less: int = 0) -> LineCount | None:
-    """Return a number less `less`, as an upper bound."""
+    """Return a number minus `less`, as an upper bound."""
     return None if lines is None else LineCount(max(0, lines.number - less), most=True, rough=lines.rough)
 
 
@@ -196,7 +196,7 @@ _PAIRS_FILTERED, _PAIRS_IDENTIFIED, _PAIRS_SCORED, _PAIRS_LEARNT = 150_000, 15_0
 learning it, on one core of an Intel Xeon with AVX-512 (short sentences)."""
 UNKNOWN = "is not known yet"  # what is said of a number of lines or pairs
 _OF_TRAINING_SPEED = 0.2
-"""Arithmetic speed of a search relative to training: its products are small and wait for each other."""
+"""Arithmetic speed of a search relative to training: its products are small and depend on each other."""
 
 
 class Costs:
@@ -278,7 +278,7 @@ class Costs:
         return sum((end - begin) * rate for (begin, end), rate in zip(pairwise((0, *spans)), rates, strict=True))
 
     def trained(self, name: ModelName, updates: int, seconds: float) -> StepProgress | None:
-        """Return the share of a model's training that `updates` make up, which took `seconds`; None: unknown."""
+        """Return the share of a model's training that `updates`, which took `seconds`, make up; None: unknown."""
         if not updates:
             return None
         stop = self._experiments[name].training.stop
@@ -328,7 +328,7 @@ def cleaning(lines: LineCount | None, filters: FilterConfig, workers: int) -> Ex
     each, learning = 1 / _PAIRS_FILTERED, 0.0
     if filters.languages is not None:
         each += 1 / _PAIRS_IDENTIFIED
-    if filters.pair_score is not None:  # learned by one process, which cleans the pairs for that
+    if filters.pair_score is not None:  # learned by one process, which also cleans the pairs to learn from
         learning = min(lines.number, filters.pair_score.pairs) * (each + 1 / _PAIRS_LEARNT)
         each += 1 / _PAIRS_SCORED
     return replace(expected, seconds=learning + each * lines.number / workers)

@@ -1,13 +1,13 @@
 """The engine of pipelines: it checks which steps are done, does the others in order, and can be stopped at any time.
 
 A step is done if its manifest has the current settings, the current content of its inputs, and the checksums of
-existing outputs. So a change only redoes the steps that depend on it, and a redone step with the same result as before
-leaves later steps untouched.
+existing outputs. So after a change only the steps that depend on it are redone, and a redone step with the same result
+as before leaves later steps untouched.
 
 Several calls on many machines can each do a share of one step's shards, in the same folder. They share the lock of the
-pipeline, which a call for whole steps holds exclusively, so one kind waits for the other to end. They also share a lock
-on the step; restarting the step with new settings or inputs needs that lock exclusively. None of them writes the step's
-manifest: the next call for whole steps merges the finished shards.
+pipeline, which a call for whole steps holds exclusively, so calls of one kind wait for those of the other to end. They
+also share a lock on the step; restarting the step with new settings or inputs needs that lock exclusively. None of them
+writes the step's manifest: the next call for whole steps merges the finished shards.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _refuse_foreign(folder: Path, steps: Collection[str]) -> None:
     if others and not found & _OWN and not any(folder.glob(f"*/{BEGUN}")):
         shown = f"{', '.join(others[:_SHOWN])}{', ...' if len(others) > _SHOWN else ''}"
         raise DataError(
-            f"folder: {folder} holds other things ({shown}): results need a folder of their own, such as "
+            f"folder: {folder} contains other files ({shown}): results need a folder of their own, such as "
             f"`folder: {folder / 'pipeline'}`"
         )
     for step in steps:
@@ -206,7 +206,7 @@ class Pipeline:
         return PipelineEnd(tuple(done))
 
     def _refuse_impossible(self, steps: Sequence[Step], forced: Collection[str]) -> None:
-        """Raise errors that steps would end with, if they are already known: now, not after hours."""
+        """Raise now, not after hours, the errors that steps would end with, if they are already known."""
         for step in steps:
             step.inputs()
         for step in steps:
@@ -337,14 +337,14 @@ class ShardedRun(Pipeline):
     """A pipeline of which this call does a share of one step's shards."""
 
     def run_part(self, step: Step, say: Callable[[str], object] = lambda text: None) -> int | None:
-        """Do this call's part of a step, which its `work` knows; return the number of the signal that stopped it.
+        """Do this call's part of a step, as defined by its `work`; return the number of the signal that stopped it.
 
         Raises DataError if an earlier step is not done, a call for whole steps is at work in the folder, or parts with
             other settings or inputs are at work on the step. Also raises the errors of the step; finished shards stay.
         """
         _refuse_foreign(self.folder, [each.name for each in self.steps])
         self._refuse_impossible([step], ())
-        self._found(step)  # reading all its inputs may take a long time, so no lock is held that others wait for
+        self._found(step)  # reading all its inputs may take a long time, so this is done without a lock
         folder, lock = self.folder / step.name, self.folder / f".{step.name}.lock"
         with ExitStack() as held:
             held.enter_context(locked(self.folder / LOCK, fcntl.LOCK_SH | fcntl.LOCK_NB, f"{self.folder}: {_BUSY}"))
@@ -378,7 +378,7 @@ class ShardedRun(Pipeline):
             was, here = was.removeprefix(AUTO), here.removeprefix(AUTO)
             raise DataError(
                 f"{folder}: was started where `device: auto` is {was}, here it is {here}, and a job needs one kind of "
-                f"device: do all parts where it is {was}, or name the `device` of the step, and it starts over"
+                f"device: do all parts where it is {was}, or name the `device` of the step, which then starts over"
             )
 
     def _found(self, step: Step) -> tuple[StepStatus, dict[str, Any]]:

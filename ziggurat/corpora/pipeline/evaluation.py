@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
 PAGE, RECORD = "report.html", "report.json"
 _INT8 = {"precision": "int8"}
-_ROUNDS, _MOST_ROUNDS = 2, 6  # rounds of a speed measurement: undisturbed ones that suffice, and most in total
+_ROUNDS, _MOST_ROUNDS = 2, 6  # rounds of a speed measurement: undisturbed ones needed, and the maximum in all
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class EvaluateStep(Step):
 
         usable = [system for system in self._systems if system.settings != _INT8 or available("int8")]
         if len(usable) < len(self._systems):
-            self._context.say("this CPU cannot multiply bytes (VNNI): int8 with our own engine is left out")
+            self._context.say("this CPU cannot multiply bytes (VNNI): int8 with the PyTorch engine is left out")
         with in_fresh_state():
             self._evaluate(folder, usable)
 
@@ -299,7 +299,7 @@ class EvaluateStep(Step):
 def _against_first(metric: SegmentMetric, outputs: Sequence[Sequence[str]]) -> list[float | None]:
     """Return each system's p-value against the first: paired bootstrap, corrected for their number (Holm).
 
-    None for the first, and for all if there are too few sentences to tell.
+    None for the first, and for all if there are too few sentences to decide.
     """
     first, *others = metric.statistics(outputs)
     if len(first) < FEWEST_CASES:
@@ -325,7 +325,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _translated(translator: TextTranslator, texts: Sequence[str]) -> list[str]:
-    with warnings.catch_warnings(action="ignore", category=TranslationWarning):  # scores show lines that were cut
+    with warnings.catch_warnings(action="ignore", category=TranslationWarning):  # scores reveal truncated lines
         found = translator.translate_stream(texts, window=max(1, len(texts)))
         return [translation.text for translation in found]
 
@@ -343,14 +343,14 @@ class ReportStep(Step):
         self.after = {step.name: ["*"] for step in others}
 
     def outdated(self) -> str | None:
-        """Return the steps worked on since then, because speed, warnings and times are not in any output."""
+        """Return the steps worked on since the report, because speed, warnings and times are not in any output."""
         shown, spent = dict[str, tuple[float, int]](), Times(self._times)
         with contextlib.suppress(KeyError, TypeError):  # edited by hand
             steps = (read_document(self._context.at(self.name, RECORD)) or {})["steps"]
             shown = {row["name"]: (row["seconds"], row["calls"]) for row in steps}
         now = {step.name: (spent.of(step.name).seconds, spent.of(step.name).calls) for step in self._others}
         since = [name for name in now if shown.get(name) != now[name]]
-        return f"since then there was work on {', '.join(since)}: it is made again" if since else None
+        return f"since then there was work on {', '.join(since)}, so it is rewritten" if since else None
 
     def work(self, folder: Path) -> None:
         """Write the report."""

@@ -127,12 +127,12 @@ def in_fresh_state() -> Iterator[None]:
 
 
 def of_model(context: PipelineContext, name: ModelName) -> dict[str, list[str]]:
-    """Return the dependence on a model, for `Step.after`; none on an existing model."""
+    """Return the dependency on a model, for `Step.after`; none on an existing model."""
     return {} if getattr(context.config, name).existing is not None else {name: ["run/*"]}
 
 
 def decoding_of(context: PipelineContext, name: ModelName) -> DecodingConfig:
-    """Return the decoding settings of a model, trained here or existing."""
+    """Return the decoding settings of a model, whether trained here or existing."""
     chosen: TrainedConfig = getattr(context.config, name)
     if chosen.existing is None:
         return chosen.decoding
@@ -196,7 +196,7 @@ _NEEDS = {
 
 
 def final_model(context: PipelineContext) -> tuple[ModelName, Path, dict[str, list[str]]]:
-    """Return the final model of the pipeline, its folder, and the dependence on it."""
+    """Return the final model of the pipeline, its folder, and the dependency on it."""
     if context.config.quantisation is not None:
         return "student", context.at("quantise", "run"), {"quantise": ["run/*"]}
     name: ModelName = "teacher" if context.config.student is None else "student"
@@ -257,7 +257,7 @@ def refuse_any_language(context: PipelineContext) -> None:
             key = "bitext.train" if chosen.existing is None else f"{name}.existing"
             raise ConfigError(
                 f"`{key}`: the tags of the {said(name)} name several languages ({languages}), and `{reader}` gives it "
-                "sentences without one, which it would translate into an arbitrary language; take a model of one "
+                "sentences without one, which it would translate into an arbitrary language; use a model of one "
                 "language, or make its corpus beforehand (`ziggurat backtranslate --model-tag TAG`) and give that as "
                 "`bitext`"
             )

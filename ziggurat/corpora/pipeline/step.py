@@ -28,7 +28,7 @@ from ziggurat.system.yaml_text import changed, shown
 BEGUN, MANIFEST = "begun.json", "manifest.json"
 
 Outputs = Mapping[str, Mapping[str, Any]]
-"""Path in the step's folder -> size in bytes, checksum, and `read`, a hash of the part that is read if not all is."""
+"""Path in the step's folder -> size in bytes, checksum, and `read`, a hash of the part that is read, if not all is."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Step(ABC):
         """Return the settings of the machine that affect rounding, such as threads.
 
         If they change, a finished result stays, but an unfinished one is restarted, so that its parts are consistent.
-        Call this only if needed, because resolving the device `auto` takes seconds.
+        Call this only if necessary, because resolving the device `auto` takes seconds.
         """
         return {}
 
@@ -167,7 +167,7 @@ class StepManifest:
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file that we wrote; None if it is missing or damaged."""
+    """Return the JSON object in a file written by the pipeline; None if it is missing or damaged."""
     try:
         document = parse_json(read_bounded(path), str(path))
     except (OSError, DataError):
@@ -212,11 +212,11 @@ def outputs_of(step: Step, folder: Path, fingerprint: Callable[[Path], str]) -> 
 
 
 _SETTLED_NS = 2_000_000_000
-"""Age below which a file may change again within the clock's resolution, unnoticed."""
+"""Age below which a file may change again, unnoticed, within the clock's resolution."""
 
 
 class Fingerprints:
-    """Fingerprints by path, computed only once for a file with the same size, inode and times of change.
+    """Fingerprints by path, recomputed only if a file's size, inode or times of change differ.
 
     No program can set the time of an inode's last change (ctime), so new content is always noticed. The fingerprints
     are cached in the file `memory`.
@@ -389,7 +389,7 @@ class Times:
         self._spent.pop(step, None)
 
     def leave_running(self, step: str) -> None:
-        """Count time for a step from now on as for a killed call: its parts may end in any order, or never."""
+        """Count a step's time from now on as that of a killed call: its parts may end in any order, or never."""
         before = self.of(step)
         running = time.time() if before.running is None else before.running
         self._write(step, Spent(before.seconds, before.calls + 1, running))
@@ -454,16 +454,16 @@ class StepStatus:
 
     @property
     def explanation(self) -> str:
-        """The reason, and what happens to the work so far if the step is restarted."""
+        """The reason and, if the step is restarted, what happens to the work so far."""
         if self.state not in ("changed", "damaged", "forced") or self.spent.seconds < 1:
             return self.why
         goes = "moves to `earlier`" if self.spent.seconds >= DEAR else "is discarded"
-        return f"{self.why}; it starts over, what took {duration(self.spent.seconds)} {goes}"
+        return f"{self.why}; it starts over, and work that took {duration(self.spent.seconds)} {goes}"
 
     def expected(self) -> Expected:
         """Return the expected cost of the rest, from its estimate, its progress or the previous time."""
         if self.state in ("begun", "running"):
-            # Read at one moment and first: another call may be at work, and costs take minutes to measure.
+            # Read first and all at once: another call may be at work, and measuring costs takes minutes.
             spent = self.spent.seconds if self.spent_by_now is None else self.spent_by_now()
             done = self.step.progress()
             return _rest(self.step.cost(), done, spent)

@@ -65,7 +65,7 @@ _SHARD_PAIRS = 10_000
 _CORPUS = ("corpus/source.txt", "corpus/target.txt", "corpus/manifest.json")
 _OF_MACHINE = {"threads", "device"}
 _OF_RESULT = set(TranslationConfig.model_fields) - {"workers", *_OF_MACHINE}
-"""Keys of a synthetic corpus that its text depends on."""
+"""Keys of a synthetic corpus on which its text depends."""
 
 
 class _ModelStep(Step):
@@ -134,7 +134,7 @@ class _TranslationStep(_ModelStep):
         return []
 
     def _candidates(self) -> dict[str, Any]:
-        """Return the number of candidates and how one is chosen; nothing if there is only one."""
+        """Return the number of candidates and how one of them is chosen; nothing if there is only one."""
         return {}
 
     def inputs(self) -> dict[str, list[Path]]:
@@ -308,7 +308,7 @@ class AlignStep(Step):
         return by_rate(CorpusSizes(self._context).of("student"), PAIRS_ALIGNED)
 
     def work(self, folder: Path) -> int | None:
-        """Train one aligner on all corpora, since a small one has few words; align them with it, shard by shard."""
+        """Train one aligner on all corpora, since a small corpus has few words; align them with it, shard by shard."""
         context, how = self._context, self._how
         readers = [CorpusReader.of(one, f"student.{one.name}", context.languages) for one in self._chosen]
         watch = InputWatch()
@@ -351,9 +351,9 @@ def _write_links(folder: Path, readers: list[CorpusReader], shards: Iterator[byt
         write_side(folder / f"{reader.name}.links", found)
 
 
-_USUALLY_KEPT = 0.9  # share of the lines below which there is a notice on what may be wrong
+_USUALLY_KEPT = 0.9  # below this share of the lines, a notice says what may be wrong
 _COMPARED = 20_000
-"""Pairs of the bitext on which limits are tried: precise to a tenth of a percent, in half a second."""
+"""Number of pairs of the bitext on which limits are tried: precise to a tenth of a percent in half a second."""
 _OF_LIMITS = ("ratio", "too_long")
 
 
@@ -362,7 +362,7 @@ def drop_warning(
 ) -> str | None:
     """Return a notice on a corpus if many lines gave no pair; otherwise None.
 
-    `section` is the section of the pipeline's file with the filters. `bitext` has the files of human pairs, those in
+    `section` is the section of the pipeline's file with the filters. `bitext` are the files of human pairs, those in
     the translated language first. `vocabularies` is the folder with the vocabularies of the translating model.
     """
     if report.kept >= _USUALLY_KEPT * report.read:

@@ -42,9 +42,9 @@ from ziggurat.system.staging import discard
 
 _OF_STORE = {"subword", "unicode"}
 _OF_TRAINING = {"model", "without_layers", "training", "decoding", "modifiers", "stages", "sampling_temperature"}
-"""Keys of a model's section that its store and its training depend on."""
+"""Keys of a model's section on which its store and its training depend."""
 _NOT_OF_RESULT = {
-    *("start_from", "device", "threads"),  # a path; rounding, as by another machine
+    *("start_from", "device", "threads"),  # a path; and one that affects only rounding, like another machine
     *("recompute", "distributed"),  # gradients stay the same bit for bit; one process trains
     *("log_every_updates", "diagnostics", "tensorboard", "wandb", "mlflow"),
 }
@@ -52,15 +52,15 @@ _NOT_OF_RESULT = {
 _NOT_OF_KEEPING = {
     *("keep_last", "keep_every", "keep_best", "keep_around_best", "keep_best_per_direction", "asynchronous"),
 }
-"""The same for `training.checkpoint`: an average is over `average_last`, never more than `keep_last` keeps."""
+"""Such keys of `training.checkpoint`: an average is over `average_last`, never more than `keep_last` keeps."""
 _MANIFEST = f"store/{MANIFEST}"
 _FOR_READERS = {"prepared_from", "notices", "held_out", "files", "checksum"}
-"""Keys of a store's manifest unrelated to its pairs and settings; its `fingerprint` covers all its files."""
+"""Keys of a store's manifest unrelated to its pairs and settings; `fingerprint` covers all files of the store."""
 _COUNTS = {
     *("read", "kept", "dropped", "repaired", "aligned", "held_out", "origin"),
     *("carriage_returns", "byte_order_marks", "short_rows"),
 }
-"""The same for a corpus in it: counts of its lines."""
+"""Keys of a corpus in that manifest that are only counts of its lines."""
 
 
 class DataStep(Step):
@@ -76,7 +76,7 @@ class DataStep(Step):
         data = experiment_of(context, model).data
         subword, vocabulary = {}, dict[str, list[str]]()
         if self._chosen.without_layers is not None:
-            # By content, not by path, since the whole may be moved; of the teacher only its vocabulary.
+            # By content, not by path, since the whole folder may be moved; only the teacher's vocabulary matters here.
             subword = {"subword": "the teacher's"}
             vocabulary = {step: [f"run/{file}" for file in VOCABULARIES] for step in of_model(context, "teacher")}
         train = [
@@ -147,7 +147,7 @@ def read_of_store(manifest: Path) -> str:
 
 
 def _prepared(context: PipelineContext, job: Path, data: DataConfig) -> JobOutcome[PrepareReport]:
-    """Prepare data; as a job, in the folder `job`, if other calls take part in it or have done so."""
+    """Prepare data; as a job, in the folder `job`, if other calls take or took part in it."""
     progress = Progress(context.say, "pairs")
     if not (context.execution.shared or job.exists()):
         return JobOutcome(None, prepare(data, progress=progress.phase))
@@ -255,7 +255,7 @@ class QuantiseStep(Step):
 def _of_result(training: TrainingConfig) -> StepSettings:
     """Return the settings of a training without those that do not affect its weights.
 
-    Of the number of best checkpoints only whether it is 0 matters: the output is then the last checkpoint.
+    The number of best checkpoints matters only if it is 0, because the output is then the last checkpoint.
     """
     best = {"keep_best": min(1, training.checkpoint.keep_best)}
     kept = settings_of(training.checkpoint, exclude=_NOT_OF_KEEPING)

@@ -2,7 +2,7 @@
 
 The plan contains everything that the result depends on, with models and text by their content. The lines of a shard are
 translated, then its pairs are filtered. Noised beam search also adds noise to the translations: words are dropped,
-replaced with a filler, and moved a little (Edunov et al. 2018). Shards are merged, in order, for `prepare`.
+replaced with a filler, and moved slightly (Edunov et al. 2018). Shards are merged, in order, for `prepare`.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ Nearest = Literal["chrf", "bleu"]
 """Sentence score used to find the candidate nearest to its reference."""
 
 N_BEST = 8
-"""Candidates of each line if there are references."""
+"""Number of candidates for each line if there are references."""
 
 SHARD_LINES = 2000
-"""Lines of a shard: the most work that an interruption loses per worker, and one window of the translator."""
+"""Number of lines in a shard: the most work that an interruption loses per worker, and one window of the translator."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ class BackTranslationJob(SynthesisJob):
         if not self.references:
             return settings
         if not self.forward:
-            raise ConfigError("`--reference` goes with `--forward`: there the text has true translations")
+            raise ConfigError("`--reference` goes with `--forward`, where the text has human translations")
         # A beam as wide as the list is long, unless another is requested; `decoding` refuses a narrower one.
         beam = {"beam_size": self.n_best} if settings["search"] == "beam" else {}
         return {**beam, **settings, "n_best": self.n_best}
@@ -156,8 +156,8 @@ def _sentence_metric(name: Nearest, language: str) -> Any:
 def make_plan(job: BackTranslationJob) -> tuple[Plan, ModelChoice]:
     """Return the models and the plan of `job`, which is written into its folder unless it already exists.
 
-    The models are opened, so that errors appear before any work is done. Text that seems to be in the language that the
-    models write gives a UserWarning.
+    The models are opened, so that errors appear before any work is done. A UserWarning is issued for text that seems to
+    be in the models' output language.
 
     Raises DataError for inputs that cannot be read or have no lines, and for a folder with another plan or foreign
     files; ConfigError or CheckpointError for settings or models that cannot be used.
@@ -208,7 +208,7 @@ _REPLACE = 0.1
 FILLER = "_"
 """Replacement of a word: one character that every vocabulary can spell."""
 _REACH = 3
-"""Most positions that a word can move."""
+"""Maximum number of positions by which a word can move."""
 
 
 def add_noise(text: str, *, seed: int, line: int) -> str:
@@ -222,7 +222,7 @@ def add_noise(text: str, *, seed: int, line: int) -> str:
     words = text.split(" ")
     if len(words) < 2:
         return text
-    # Python guarantees the same numbers for a seed in every version only for `random()`.
+    # Only for `random()` does Python guarantee the same numbers for a seed in every version.
     # Different lines have different seeds.
     draw = random.Random(seed << 64 | line).random
     kept = [word for word in words if draw() >= _DROP] or [words[int(draw() * len(words))]]
@@ -250,7 +250,7 @@ class Stages:
         """
         dropped: Counter[str] = Counter()
         texts = []
-        # Too long by the filter's measure: the filter would drop such a line after its translation anyway.
+        # The filter would drop such a long line after its translation anyway.
         encode = self.translator.source_tokenizer.encode
         pieces = encode([line.text for line in shard.items])
         for line, ids in zip(shard.items, pieces, strict=True):
@@ -275,11 +275,11 @@ class Stages:
         texts = normalise([found.text for found in candidates if found.finished], "none")
         if len(texts) < 2:
             return texts[0] if texts else None
-        # Of several that are equally near, the first: the model's most likely one.
+        # Among equally near candidates the first wins, which the model finds most likely.
         return max(texts, key=lambda text: float(self.metric.sentence_score(text, [reference]).score))
 
     def filter(self, translated: Manifest) -> Manifest:
-        """Write rows (source, target) of the pairs that pass; noise comes last, so that no filter sees it."""
+        """Write rows (source, target) of the pairs that pass; noise is added last, so that no filter sees it."""
         rows = rows_of(self.translated.read(translated))
         texts, translations = ([row[field] for row in rows] for field in (1, 2))
         text_pieces = self.translator.source_tokenizer.encode(texts)
@@ -397,7 +397,7 @@ def write_corpus(
             dropped.update({reason: count for reason, count in just_now.items() if count})
         if not kept:
             raise DataError(
-                f"{out}: no pair is left of {read:,} lines; dropped: {dropped_text(dropped)}; "
+                f"{out}: none of {read:,} lines gave a pair; dropped: {dropped_text(dropped)}; "
                 "loosen the filters, or use a model that translates better"
             )
     checksums = [digest.hexdigest() for digest in digests]

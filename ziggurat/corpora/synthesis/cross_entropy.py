@@ -148,7 +148,7 @@ def _merge(job: FilterJob, plan: Plan, files: StageFiles) -> Report:
     scores = np.fromiter(every, np.float64, sum(manifest.kept for manifest in manifests))
     if not len(scores):
         raise DataError(f"{job.out}: no pair of {plan.lines:,} could be scored")
-    # At most the share is dropped; equally likely pairs are all dropped or all kept.
+    # At most that share is dropped; equally likely pairs are all dropped or all kept.
     scores.sort()
     threshold = float(scores[int((1 - job.keep) * len(scores) + 1e-9)])
     median = float(np.median(scores, overwrite_input=True))

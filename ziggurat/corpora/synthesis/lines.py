@@ -1,4 +1,4 @@
-"""Lines of text files and the pairs made from them: counting, reading, and dropping for one reason each.
+"""Lines of text files and the pairs made from them: counting them, reading them, and dropping each for one reason.
 
 A line is decoded to text or to the reason why it gives no pair; filters drop pairs of a synthetic corpus.
 """
@@ -58,14 +58,14 @@ def readable(raw: bytes | None, *, first_of_file: bool = False) -> tuple[str, Re
 
 @dataclass(frozen=True)
 class PairFilter:
-    """The filters of fairseq's back-translation recipe (Edunov et al. 2018), milder for short sentences; and copies.
+    """The filters of fairseq's back-translation recipe (Edunov et al. 2018), milder for short sentences, and of copies.
 
-    The longer side may have `max_ratio` times the pieces of the shorter side, plus `ratio_slack`. The ratio alone suits
-    only long sentences: a correct translation of four pieces by seven exceeds it.
+    The longer side may have `max_ratio` times as many pieces as the shorter side, plus `ratio_slack`. The ratio alone
+    suits only long sentences: a correct translation of four pieces by seven exceeds it.
     """
 
     max_pieces: int = FilterConfig().max_pieces or 250
-    """Most subword pieces of either side, by the tokenizers of the model that translated."""
+    """Maximum number of subword pieces of either side, by the tokenizers of the model that translated."""
     max_ratio: float = MAX_RATIO
     ratio_slack: int = RATIO_SLACK
     """Pieces that the longer side may have beyond the ratio."""
@@ -144,7 +144,7 @@ def raw_lines(path: Path) -> Iterator[bytes | None]:
             yield None if too_long or len(whole) > _MAX_BYTES else whole
             begun, too_long = b"", False
         begun += rest
-        # Forget the start of a line that is too long, so that memory does not grow with it.
+        # Discard the start of a line that is too long, so that memory does not grow with it.
         if len(begun) > _MAX_BYTES:
             begun, too_long = b"", True
     if begun or too_long:

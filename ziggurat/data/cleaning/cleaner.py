@@ -1,5 +1,5 @@
-"""The filters of a corpus, applied to blocks: those of a pair alone, cheap ones first, then those that compare pairs
-with others.
+"""The filters of a corpus, applied to blocks: first those on single pairs, starting with the cheap ones, then those
+that compare pairs with others.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ CONTAMINATION = "CONTAMINATION:"
 """Prefix of a notice on held-out sentences in training pairs."""
 
 MANY = 0.01
-"""Share of a held-out set's sentences in training pairs at which there is a notice."""
+"""Share of a held-out set's sentences found in training pairs from which there is a notice."""
 
 
 class PairHashes(NamedTuple):
@@ -357,7 +357,7 @@ def overlap_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[Probl
 
 
 def overlap_notice(name: str, found: Overlap, *, of_pairs: bool, way_out: str | None = None) -> Problem | None:
-    """Return a warning on the overlap of training pairs with the set `name`; None if it is negligible.
+    """Return a warning about the overlap of training pairs with the set `name`; None if it is negligible.
 
     `of_pairs`: whether it is a set of pairs. `way_out`: how to drop such pairs; None: by `data.filters.held_out`.
     """

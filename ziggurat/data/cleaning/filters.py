@@ -47,7 +47,7 @@ def too_long(source: Sequence[str], target: Sequence[str], *, limit: int) -> Mas
 
 
 def too_many_words(source: Sequence[str], target: Sequence[str], *, limit: int) -> Mask:
-    """Either side has more than `limit` words; in scripts without spaces, characters worth as many."""
+    """Either side has more than `limit` words; in scripts without spaces, the equivalent number of characters."""
     return np.maximum(word_counts(source), word_counts(target)) > limit
 
 
@@ -59,7 +59,7 @@ def length_ratio(source: Sequence[str], target: Sequence[str], *, limit: float) 
 
     Lengths are in words separated by white space, or in characters if a side has only one word; if it has two, both
     ratios must be too large. If either side has text in a script without spaces, lengths are in visible characters,
-    weighted by the meaning they carry (ziggurat.data.lines), so that spaces inserted into such text do not matter.
+    weighted by how much meaning they carry (ziggurat.data.lines), so spaces inserted into such text have no effect.
     """
     sides = source, target
     lengths = [_lengths((len(text.split()) for text in side), len(side)) for side in sides]
@@ -155,7 +155,7 @@ def _either(source: Sequence[str], target: Sequence[str], test: Callable[[str], 
     """Return a mask of the pairs for which `test` is true on either side."""
     drop = np.zeros(len(source), np.bool_)
     for side in (source, target):
-        if test("".join(side)):  # once on the whole block, since it is rarely true of any text
+        if test("".join(side)):  # once on the whole block, since it is rarely true for any text
             drop |= _mask(map(test, side), len(side))
     return drop
 
@@ -212,8 +212,8 @@ class HashSet:
 
 _WORDS = 12  # numbers up to this one are often written as words
 
-# Digits by `re`, which has the Unicode tables of `unicodedata`: those of `regex` are newer, with digits unknown there.
-# The pattern finds a digit first and then the text before it, which takes `re` less than half the time.
+# Digits are matched by `re`, which shares `unicodedata`'s Unicode tables; `regex` has newer ones, with more digits.
+# The pattern finds a digit first and then looks behind it, which more than halves the time.
 _GROUPED = re.compile(r"(\d(?<![\d.,]\d)\d{0,2})((?:[.,'’ \u00A0\u202F\u2009]\d{3})+)(?!\d)")
 _DIGITS = re.compile(r"\d+")
 _URL = regex.compile(r"(?:https?://|ftp://|www\.)[^\s<>\"“”„«»]+", flags=regex.IGNORECASE)
@@ -339,7 +339,7 @@ def repair_with() -> Callable[[Sequence[str]], tuple[list[str], NDArray[np.bool_
 def _fixer() -> Callable[[str], str]:
     from ftfy import TextFixerConfig, fix_text
 
-    # Repairs that are a matter of taste, or of `data.unicode`, are left out.
+    # Repairs that are a matter of taste, or that `data.unicode` covers, are left out.
     settings = TextFixerConfig(
         uncurl_quotes=False, fix_latin_ligatures=False, fix_character_width=False, normalization=None, explain=False
     )
@@ -347,7 +347,7 @@ def _fixer() -> Callable[[str], str]:
 
 
 MOST_CHARACTERS = 2000
-"""Most characters of a text that are examined."""
+"""Maximum number of characters of a text that are examined."""
 
 
 _OTHER_SCRIPT = "other"
@@ -406,7 +406,7 @@ def confidences(texts: Sequence[str], language: str, min_letters: int = 0) -> ND
     found = np.ones(len(texts))
     for number, text in enumerate(texts):
         if sum(map(str.isalpha, text)) >= max(1, min_letters):
-            # Most texts are in their language, and ranking all others would double the time.
+            # Most texts are in the expected language, and ranking all others would double the time.
             first, found[number] = identifier(None).classify(text[:MOST_CHARACTERS])
             if first != language:
                 found[number] = dict(identifier(None).rank(text[:MOST_CHARACTERS]))[language]

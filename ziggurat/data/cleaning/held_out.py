@@ -29,7 +29,7 @@ _GRAM = 4  # characters of a sequence
 _SEED = 19_97
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _TARGET = np.uint64(0xD6E8FEB86659FD93)  # distinguishes the target's sequences from the source's
-_PART = 1 << 16  # sequences that are hashed at a time, so that they stay in the processor's cache
+_PART = 1 << 16  # number of sequences hashed at a time, so that they stay in the processor's cache
 
 
 def folded(texts: Sequence[str], *, digits: bool = True) -> list[str]:
@@ -55,7 +55,7 @@ def _telling(digits: bool) -> NDArray[np.bool_]:
 
 
 def rows_for(similarity: float) -> int:
-    """Return the largest number of rows in a band that finds half of the pairs of this similarity."""
+    """Return the largest number of rows per band with which half of the pairs of this similarity are found."""
     rows = 1
     while _found(similarity ** (rows + 1)) >= 0.5:
         rows += 1
@@ -70,7 +70,7 @@ def _found(equal: float) -> float:
 def sketches(sources: Sequence[str], targets: Sequence[str], rows: int) -> Keys:
     """Return the bands of each pair, uint64 [pairs, BANDS], which are all 0 for a pair without letters.
 
-    Case, digits, punctuation and spaces do not count. `rows`: see `rows_for`.
+    Case, digits, punctuation and spaces are ignored. `rows`: see `rows_for`.
     """
     if not sources:
         return np.zeros((0, BANDS), np.uint64)
@@ -91,7 +91,7 @@ def sketches(sources: Sequence[str], targets: Sequence[str], rows: int) -> Keys:
 def _grams(texts: Sequence[str]) -> tuple[Keys, NDArray[np.int64]]:
     """Return a hash of each sequence of characters, one text after the other, and the number of sequences per text.
 
-    Each text is enclosed in marks, so that a text of a single character also has sequences.
+    Each text is enclosed in marks, so that even a single character gives sequences.
     """
     joined = "".join(f"\x02\x02\x02{text}\x03" for text in texts)
     codes = np.frombuffer(joined.encode("utf-32-le"), np.uint32).astype(np.uint64)
@@ -195,7 +195,7 @@ class Overlap(NamedTuple):
         return Overlap(self.sentences, *new)
 
     def joined(self, later: Overlap) -> Overlap:
-        """Return the overlap over two stretches of pairs, the second of which (`later`) was counted by `since`."""
+        """Return the overlap over two series of pairs, the second of which (`later`) was counted by `since`."""
         return Overlap(self.sentences, *map(sum, zip(self[1:], later[1:], strict=True)))
 
     def staying(self, rule: str) -> tuple[int, int]:
@@ -214,7 +214,7 @@ class HeldOut:
     languages are compared regardless of the declared sides, because a file with two directions does not declare them. A
     pair as a whole is in a set if its sides are two sides of the set.
 
-    Sentences of unknown language are compared with all. The two sides of a test set are such sentences, in two files.
+    Sentences of unknown language are compared with all. A test set's two sides in two files are such sentences.
     So a pair as a whole is in such a set if one side is in it and the other in any such set.
     """
 

@@ -1,10 +1,10 @@
 """The pair score: how likely two sentences are to be translations of each other, learned from the corpus itself.
 
 The corpus is split into halves. Each half trains a lexicon in both directions (IBM Model 1) and counts of neighbouring
-words. A pair's features come from the other half; otherwise the two sides of a wrong pair would have taught the model
-each other's rare words. A logistic regression then separates the corpus's pairs from wrong ones made from them:
-targets swapped, words left out at an end, words shuffled, sides copied, sentences joined. A fifth of the corpus itself
-may be wrong (experiments/cleaning).
+words. A pair's features come from the other half; otherwise the model would have learned from a wrong pair itself that
+its rare words translate each other. A logistic regression then separates the corpus's pairs from wrong ones made from
+them: targets swapped, words left out at an end, words shuffled, sides copied, sentences joined. A fifth of the corpus
+itself may be wrong (experiments/cleaning).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FEATURES = (*(f"{name}, {way}" for way in ("forward", "backward") for name in _D
 """Names of the columns of `features`."""
 
 _WAYS = ("forward", "backward")
-_FLOOR = 1e-6  # floor for the probability of a word given the other side, so that one strange word is not decisive
+_FLOOR = 1e-6  # floor for the probability of a word given the other side, so that no single odd word is decisive
 _COVERED = 0.1  # t(f | e) at which a word counts as the translation of another
 _KEPT = 100  # translations of a word
 _ITERATIONS = 4  # of IBM Model 1
@@ -195,7 +195,7 @@ def _usual_ratio(first: Sequence[int], second: Sequence[int]) -> tuple[float, fl
 def _strangeness(first: Floats, second: Floats, usual: tuple[float, float]) -> Floats:
     """Return by how many deviations the log ratio of two lengths differs from the usual one; at most 6.
 
-    The deviation of a ratio decreases with length: 10 words with 14 are more likely than 50 with 70.
+    The deviation of a ratio decreases with length: 10 words paired with 14 are more likely than 50 with 70.
     """
     mean, deviation = usual
     away = np.abs(np.log((first + 1) / (second + 1)) - mean) * np.sqrt(np.minimum(first, second) + 1)
@@ -245,7 +245,7 @@ _PART = 2000  # pairs that are split into words at a time
 _CELLS = 1 << 20
 """Approximate limit on pairs of words, one from either side, compared at a time; each takes about 60 bytes."""
 _TAUGHT = 100_000  # pairs that the regression sees
-_SEED = 20_24  # any number: the score must only be the same every time
+_SEED = 20_24  # an arbitrary seed, fixed so that the score is the same every time
 _RIDGE = 1e-2
 _ROUNDS = 25  # maximum number of rounds of Newton's method
 _FORMAT = "ziggurat-pair-score-1"
@@ -320,7 +320,7 @@ class PairScorer:
         inputs = _expanded(both, scale)
         labels = np.repeat([1.0, 0.0], len(chosen))
         weights = _regression(inputs, labels)
-        # (4) Repeated without the corpus's pairs that look wrong, since a clean corpus would need no score.
+        # (4) Repeat this without the corpus's pairs that look wrong: if it were clean, it would need no score.
         credible = (labels == 0.0) | (_sigmoid(inputs @ weights) >= _CREDIBLE)
         weights = _regression(inputs[credible], labels[credible])
         return cls((words[0], words[1]), corpus, halves, scale, weights)
@@ -383,7 +383,7 @@ def wrong_pairs(sources: Sequence[str], targets: Sequence[str], odd: NDArray[np.
     """Return a wrong pair made of each right one, with text only of pairs of the same half."""
     generator = np.random.default_rng(_SEED)
     lengths = np.array([len(t) for t in targets])
-    # The neighbour by length, or any other pair, since its target is wrong whatever its length.
+    # The neighbour by length, or else any pair, since its target is wrong whatever its length.
     by_length = np.lexsort((lengths, odd))
     near = np.empty(len(sources), np.int64)
     near[by_length] = np.roll(by_length, 1 + int(generator.integers(3)))
@@ -399,7 +399,7 @@ def wrong_pairs(sources: Sequence[str], targets: Sequence[str], odd: NDArray[np.
         if kind < 2:
             pair[1] = targets[(near, others)[kind][number]]
         elif kind < 4:
-            text = pair[side].strip()  # otherwise only white space may be left; below: characters without spaces
+            text = pair[side].strip()  # otherwise only white space may be left; text without spaces is handled below
             blank, words = (" ", text.split()) if " " in text else ("", [*text])
             left = _cut(words, generator) if kind == 2 else [words[n] for n in generator.permutation(len(words))]
             pair[side] = blank.join(left)

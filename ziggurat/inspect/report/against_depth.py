@@ -242,7 +242,7 @@ def runs_by_method(runs: Sequence[ReportRun]) -> tuple[str, list[MethodRuns]] | 
     groups: dict[tuple[Any, ...], list[int]] = {}
     for number, its in enumerate(kinds):
         groups.setdefault(tuple(its.values()), []).append(number)
-    # (2) By whatever else differs between runs of equal depth; settings that differ only with depth belong to it.
+    # (2) By whatever else differs between runs of equal depth; settings that vary only with depth are part of it.
     split: dict[tuple[Any, ...], list[int]] = {}
     marks: dict[int, dict[str, Any]] = {}
     for members in groups.values():

@@ -103,7 +103,7 @@ def _figures(run: ReportRun) -> dict[str, float | None]:
     last = run.train[-1] if run.train else {}
     scored = [v for v in run.validations if _finite(v.get("nll"))]
     best = min(scored, key=lambda v: v["nll"], default={})
-    # The scores of one checkpoint, not the best BLEU of one beside the best chrF of another.
+    # The scores of one checkpoint, not the best BLEU of one with the best chrF of another.
     decoded = [v for v in run.validations if _finite(v.get("bleu")) or _finite(v.get("chrf"))]
     best_decoded = max(decoded, key=_scores, default={})
     nlls = [r["nll"] for r in run.train if _finite(r.get("nll"))]
@@ -407,7 +407,8 @@ def _lacks(run: ReportRun) -> list[Missing]:
 
 
 def _floor(run: ReportRun) -> tuple[float | None, list[Missing]]:
-    # A dev loss is judged by the dev text, because training text written by a teacher is simpler and has a lower loss.
+    # A dev loss is compared with that of word frequencies on dev text, because training text written by a teacher is
+    # simpler and has a lower loss.
     try:
         store = Store.open(Path(run.experiment.data.store).expanduser())
         return unigram_entropy(store, on_dev=bool(run.validations and store.dev)), []

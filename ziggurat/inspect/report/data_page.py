@@ -102,7 +102,7 @@ def _held_out_rule(config: Mapping[str, Any], corpus: int) -> str:
 
 
 def _corpus_range(table: PairTable, corpus: int) -> tuple[int, int]:
-    """Return the first pair of a corpus and the one after its last; corpora are consecutive."""
+    """Return the number of a corpus's first pair and that after its last; corpora are consecutive."""
     return int(np.searchsorted(table.corpora, corpus)), int(np.searchsorted(table.corpora, corpus, "right"))
 
 
@@ -322,7 +322,7 @@ def gather_data(
     if test_set is not None:
         say(f"comparing {len(store.train):,} training pairs with {test_set[0]}")
         overlap = {**overlap, test_set[0]: (found := _compared(store, *test_set))}
-        staying[test_set[0]] = found.staying("keep")  # the store has only the remaining pairs
+        staying[test_set[0]] = found.staying("keep")  # the store has only the pairs left
         drops = "pairs` (or `sides`)" if found.pairs else "sides`"
         way_out = f"name its files in `data.held_out`, set `data.filters.held_out: {drops}, and prepare again"
         notice = overlap_notice(test_set[0], found, of_pairs=True, way_out=way_out)

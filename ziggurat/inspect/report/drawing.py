@@ -172,7 +172,7 @@ def _line_of(series: Series, *, log: bool = False) -> Line2D:
         linestyle=(0, dashes) if dashes else "-",
         marker=MARKERS[number % len(MARKERS)] if series.run is not None else None,
         markevery=(number * every // 8 % every, every),
-        markerfacecolor="none",  # so that equal points of several runs stay visible
+        markerfacecolor="none",  # so that coinciding points of several runs stay visible
     )
 
 
@@ -242,7 +242,7 @@ def _add_perplexity(axes: Axes) -> None:
 
 def _power(value: float, _: int | None = None) -> str:
     """Return a tick label of a logarithmic axis: from 0.001 to 1000 as a number, otherwise as a power of ten."""
-    if value <= 0:  # proposed by locators, but outside the axis
+    if value <= 0:  # locators also propose ticks outside the axis
         return ""
     exponent = math.log10(value)
     if abs(exponent - round(exponent)) > 1e-6 or -4 < exponent < 4:
@@ -401,7 +401,7 @@ def _attribute(key: str, value: str, name: str) -> str:
     return _COLOUR.sub(lambda found: variable(found[0]) or found[0], value)
 
 
-_SCALE = 0.72  # a panel is 245 points wide, a column of a two-column paper, and its text has 8 points
+_SCALE = 0.72  # a panel is 245 points wide, like a column of a two-column paper, and its text has 8 points
 _DOTS_PER_INCH = 300
 _ACROSS = 3  # maximum number of panels in a row
 

@@ -55,7 +55,7 @@ def history_weights(runs: Sequence[ReportRun]) -> Figure | None:
     caption = (
         "Learned weights of earlier outputs (column; 0 is the embedding) in the input of what follows layer l (row; "
         "with combinations of sub-layers: sub-layer l), at the last record. Blank: a magnitude below 0.1 or below 5 % "
-        "of the row's largest. The curves are one column, y_k, over all consumers, nothing left out (dashed: the first "
+        "of the row's largest. The curves are one column, y_k, over all consumers, all drawn (dashed: the first "
         "record). As figure 5 of Wang et al. 2019."
     )
     maps = stack_maps(runs, "history_weights", blanked)
@@ -64,7 +64,7 @@ def history_weights(runs: Sequence[ReportRun]) -> Figure | None:
 
 
 def source_curves(runs: Sequence[ReportRun]) -> tuple[Panel, ...]:
-    """Return the weight of one source over its consumers, a panel for each stack.
+    """Return the weight of one source in each of its consumers, with a panel for each stack.
 
     The source is y_10, as in the paper, or the middle one in a stack of 10 layers or fewer. If that source has a single
     consumer (inside a block of sparse connections), the nearest one with several is used.
@@ -127,7 +127,7 @@ def similarity_profiles(runs: Sequence[ReportRun]) -> Figure | None:
     caption = (
         "Mean cosine between the states of an encoder layer and the embedding, between those of neighbouring layers "
         "(from layer 2), and between a layer's states and their mean over the sentence (layer 0 is the embedding). A "
-        "neighbour similarity near 1 is a layer that changes little. As figures 2, 7 and 8 of Li et al. 2020. Dashed: "
+        "neighbour similarity near 1 means a layer that changes little. As figures 2, 7, 8 of Li et al. 2020. Dashed: "
         "the first record; solid: the last."
     )
     panels = (
@@ -181,7 +181,7 @@ def pruning_curve(runs: Sequence[ReportRun]) -> Figure | None:
 
 
 def _depths_over_training(run: ReportRun, stack: str) -> list[Series]:
-    """Return the effective depth of a stack as a line over training; none for one record, shown in the table."""
+    """Return the effective depth of a stack as a line over training; none for a single record (see the table)."""
     lines = lines_of_records(run, ("effective_depth", stack), what=stack, variant=int(stack == "decoder"))
     return [line for line in lines if len(line.x) > 1]
 
@@ -230,7 +230,7 @@ _MAPS: dict[str, _Map] = {
     "causal_score": _Map(
         "Effect on later layers",
         "Relative change of what layer l (column) adds to the stream when layer s (row) is left out, at the last "
-        "record. Rows that stay dark are layers on whose work nothing later builds.",
+        "record. Rows that stay dark are layers on which nothing later builds.",
         "relative change",
         "later layer",
         1,
@@ -348,7 +348,7 @@ def throughput(runs: Sequence[ReportRun]) -> Figure | None:
     """Return the speed of training by update, and the loss over time."""
     caption = (
         "Speed: target tokens per second of training, without validation. Loss by time: training loss over the time "
-        "since the run began, with validation and checkpoints; a method with slower updates has to win here."
+        "since the run began, with validation and checkpoints; a method with slower updates must win here."
     )
     panels = training_panel("speed", "target tokens/s", _lines(runs, "train", "target_tokens_per_second"))
     if panels:

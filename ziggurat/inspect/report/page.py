@@ -151,7 +151,7 @@ def _tested(scores: Sequence[Scores]) -> str | None:
     by = f"{abs(pair.difference):.1f} {first.metric}"
     where = "On the sentences translated for this report"
     if first.too_few:
-        return f"{where} {better} is ahead of {worse} by {by}; {first.sentences} are too few to tell whether by chance."
+        return f"{where} {better} is ahead of {worse} by {by}; {first.sentences} are too few to rule out chance."
     p = max(pair.bootstrap_adjusted, pair.randomisation_adjusted)
     if p < _SIGNIFICANT:
         return f"{where} {better} is better than {worse} by {by}, which is not chance (p = {p:.3f})."
@@ -386,7 +386,7 @@ def _of_test(test: str, scores: Mapping[str, Sequence[Mapping[str, Any]]]) -> Pi
     beside = "" if first == last else f" ({first}: {before['value']:.1f})"
     bleu = next((score["value"] for score in scores[last] if score["name"] == "BLEU"), None)
     if bleu is not None and bleu < USELESS_BLEU:
-        useless = f"a BLEU below {USELESS_BLEU:g} is that of a system which does not translate"
+        useless = f"a BLEU below {USELESS_BLEU:g} means that a system does not translate"
         return PipelineVerdict(test, "useless", f"{said}{beside}: {useless}.")
     if first == last:
         return PipelineVerdict(test, "alone", f"{said}.")

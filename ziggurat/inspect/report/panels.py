@@ -212,7 +212,7 @@ def gradient_profile(runs: Sequence[ReportRun]) -> Figure | None:
     """Return the gradient's norm by layer (Zhang et al. 2019, figure 1)."""
     caption = (
         f"Norm of the gradient of all parameters of a layer, {_over_batches(runs)}; layer 1 is the lowest. A "
-        "line that falls by orders of magnitude towards layer 1 is a stack whose lower layers learn nothing. As figure "
+        "line that falls by orders of magnitude towards layer 1 means that lower layers learn nothing. As figure "
         f"1 of Zhang et al. 2019. {_MOMENTS}"
     )
     panels = depth_panels(runs, "gradient_norm", STACKS, "gradient norm", log_y=True)
@@ -310,7 +310,7 @@ def source_dependence(runs: Sequence[ReportRun]) -> Figure | None:
     for key, title, unit in wanted:
         lines = [line for run in runs for line in lines_of_records(run, (key,))]
         panels += training_panel(title, unit, lines)
-    # A figure with only the loss would not show the dependence on the source.
+    # A figure of the loss alone would not show the dependence on the source.
     shown = tuple(panels) if any(panel.title != "loss" for panel in panels) else ()
     return described("source-dependence", _GRADIENTS, "Dependence on the source", caption, shown)
 
@@ -335,8 +335,8 @@ def variance(runs: Sequence[ReportRun]) -> Figure | None:
     """Return Var(r) by layer, with the table of Zhang et al. 2019 (table 1) for all four measures."""
     caption = (
         "Var(r): variance over the features of r, the sum of a sub-layer's input and its branch, mean over tokens. "
-        "Layer normalisation shrinks the gradient by its root, so a value well above 1 in every sub-layer is a "
-        "gradient that vanishes over depth. The table has means over layers, as table 1 of Zhang et al. 2019, with "
+        "Layer normalisation shrinks the gradient by its root, so a value well above 1 in every sub-layer means "
+        "that the gradient vanishes over depth. The table has means over layers, as table 1 of Zhang et al. 2019, with "
         "β_LN = ‖δ_r‖/‖δ_o‖, β_RC = ‖δ_z‖/‖δ_r‖ and β = β_LN·β_RC per layer (δ: gradient at the sum r, output o, "
         "input z). "
         f"{_MOMENTS}"
@@ -352,7 +352,7 @@ def backward_ratios(runs: Sequence[ReportRun]) -> list[Figure]:
     meaning = {
         "beta_ln": "β_LN = ‖δ_r‖/‖δ_o‖: the factor by which the layer normalisation scales the gradient's norm.",
         "beta_rc": "β_RC = ‖δ_z‖/‖δ_r‖: the factor of the residual connection, skip and branch together.",
-        "beta": "β = ‖δ_z‖/‖δ_o‖: the factor of the whole sub-layer; below 1 in all sub-layers, the gradient vanishes.",
+        "beta": "β = ‖δ_z‖/‖δ_o‖: the factor of the whole sub-layer; if below 1 everywhere, the gradient vanishes.",
     }
     figures = []
     for key, text in meaning.items():

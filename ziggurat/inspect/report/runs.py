@@ -189,7 +189,7 @@ def _ending(path: Path) -> Ending:
     messages = [line.partition("  ")[2] for line in lines]
     for line in reversed(messages):
         stopped = re.match(r"stopped after update (\d+): (.+) \(", line)
-        # An ended run that was resumed without changes
+        # A run that had ended and was resumed without changes
         stopped = stopped or re.match(r"nothing to do after update (\d+): (.+?)(?:; to |$)", line)
         if stopped:
             by_signal = stopped[2].startswith("SIG")
@@ -334,7 +334,7 @@ def _kept(path: Path, key: dict[str, Any], count: int) -> Translated | None:
 
 
 _PER_GROUP = 3
-# A character with its combining marks, but foreign words and numbers whole; spaces separately.
+# A character with its combining marks, a whole foreign word or number, or a run of spaces.
 _CHARACTERS = regex.compile(r"\s+|[\p{Latin}\p{N}]+|\X")
 
 
@@ -346,8 +346,8 @@ class Output:
         run: number of the run in the report.
         score: chrF of the sentence, 0 to 100.
         words: the words, each with True if the reference has it; the k-th occurrence needs a k-th one there. In a
-            script without spaces, stretches of characters.
-        between: the separator of words: a space, or nothing in a script without spaces.
+            script without spaces, runs of characters. between: the separator of words: a space, or nothing in a script
+            without spaces.
     """
 
     run: int
@@ -432,7 +432,7 @@ def _sample(
 
 
 def _marked(line: str, reference: str, spaced: bool) -> tuple[tuple[str, bool], ...]:
-    """Return the words of a line, or stretches of its characters, each with True if the reference has it."""
+    """Return the words of a line, or runs of its characters, each with True if the reference has it."""
     split = str.split if spaced else _CHARACTERS.findall
     left = Counter(_bare(word) for word in split(reference))
     marked = []

@@ -50,7 +50,7 @@ def page_templates(now: float | None = None) -> Environment:
 
 
 def subject_mark(subject: str) -> Markup:
-    """Return the marker that identifies the subject of a report, early in its page."""
+    """Return the marker near the start of a report's page that identifies its subject."""
     return Markup('<meta name="subject" content="{}">').format(subject)
 
 

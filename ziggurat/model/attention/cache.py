@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 _MOST_SEQUENCES = 65_535
-"""The most sequences in one call of flash attention: they are an axis of the kernel's grid, whose size CUDA bounds."""
+"""Maximum number of sequences in one call of flash attention, an axis of the kernel's grid, whose size CUDA limits."""
 
 
 class SequenceBounds(NamedTuple):
-    """A padded batch for flash attention: laid end to end and cut into sequences that see only themselves.
+    """A padded batch for flash attention, laid end to end and cut into sequences that attend only to themselves.
 
     Each sentence is one sequence and the padding after it another, which attends only to itself and is never read. So
     nothing is packed or copied, no size depends on the data, and the kernel still skips padding. (Packing the real
@@ -114,8 +114,8 @@ class LiveBeams:
     is reordered: it hides from each hypothesis the entries of others. So no cache is copied, whatever the search does.
 
     New sentences are appended (`admit`); the search decides which stay (`keep`). Caches have memory for `room`
-    sentences, not for all slots: the number of slots suits the shortest sentences, and few long ones are live at a
-    time.
+    sentences, not for all slots: there are enough slots for the shortest sentences, and only a few long ones are live
+    at a time.
 
     Args:
         beam_size: K.
@@ -203,7 +203,7 @@ class LiveBeams:
         if new.stop > self.slots:
             raise ValueError(f"{new.stop} sentences, but only {self.slots} slots")
         if new.stop > self.room:
-            self.room = min(self.slots, max(new.stop, 2 * self.room))  # doubled, so that growth stays rare
+            self.room = min(self.slots, max(new.stop, 2 * self.room))  # doubled, so that growth is rare
         if not self._positions.numel():
             beams = self.beam_size
             self._positions = torch.zeros(self.slots, dtype=torch.int64, device=like.device)
@@ -248,15 +248,15 @@ class LiveBeams:
         self.first = False
 
     def follow(self, parents: Tensor) -> None:
-        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+        """Make beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
         if self.beam_size > 1:
             seen = self._bias[: self.count, :, : self.longest * self.beam_size]
             seen.copy_(seen.gather(1, parents[..., None].expand(-1, -1, seen.shape[2])))
 
     def keep(self, sentences: Tensor) -> RowMoves:
-        """Let row i be the old row sentences[i], [new N] of them; return the moves that the caches must follow.
+        """Make row i the old row sentences[i], [new N] of them; return the moves for the caches to make.
 
-        `sentences` is on the CPU: to fetch it would wait for the device.
+        `sentences` is on the CPU, because fetching it would wait for the device.
         """
         target = (sentences != torch.arange(len(sentences))).nonzero()[:, 0]
         both = torch.stack((target, sentences[target])).to(self._positions.device, non_blocking=True)
@@ -270,7 +270,7 @@ class LiveBeams:
         return moves
 
     def _recount(self) -> None:
-        """Set the attributes that follow from the sentences now in the batch."""
+        """Update the attributes that depend on the sentences now in the batch."""
         self.count = len(self._born)
         first = min(self._born, default=self._steps)
         self.longest = self._steps - first
@@ -383,7 +383,7 @@ class SelfAttentionCache:
         size = _DENSE_BLOCK if whole else BLOCK
         number, place = divmod(live.longest, size)
         if number == len(self._blocks):
-            # Not uninitialised memory: hidden entries have weight 0, but 0 times a NaN is NaN.
+            # The memory must be initialised: hidden entries have weight 0, but 0 times a NaN is NaN.
             shape = (live.room, key.shape[1], size * beams, key.shape[3])
             self._blocks.append(KeyValueBlock(key.new_zeros(shape), value.new_zeros(shape)))
         begin, end = place * beams, place * beams + key.shape[2]
@@ -419,7 +419,7 @@ class SelfAttentionCache:
             ]
 
     def follow(self, parents: Tensor) -> None:
-        """Do nothing: when beams are reordered, their masks change, not the entries."""
+        """Do nothing: when beams are reordered, their masks change, but not the entries."""
 
     def keep(self, moves: RowMoves) -> None:
         """Move rows."""
@@ -452,7 +452,7 @@ class StateCache:
             self.state[rows] = 0.0
 
     def follow(self, parents: Tensor) -> None:
-        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+        """Make beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
         if self.state is not None and self.live.beam_size > 1:
             state = self.state[: self.live.count]
             state.copy_(state.gather(1, parents[..., None].expand_as(state)))

@@ -246,7 +246,7 @@ def attend_to_blocks(
 
 
 def _explicit_is_faster(query: Tensor, key: Tensor, dropout: float) -> bool:
-    # A choice by length would fix the exported graph to the lengths it was traced with.
+    # A choice by length would tie the exported graph to the lengths with which it was traced.
     if _wanted_explicit or torch.compiler.is_exporting():
         return True
     return has_cpu_kernels(query) and (dropout > 0 or max(query.shape[-2], key.shape[-2]) <= EXPLICIT_MAX_LENGTH)
@@ -281,10 +281,10 @@ class OwnCache(Protocol):
         """Start new sentences, which have `rows` among the live ones."""
 
     def follow(self, parents: Tensor) -> None:
-        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+        """Make beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
 
     def keep(self, moves: RowMoves) -> None:
-        """Move rows; `LiveBeams.keep` has counted the live ones already."""
+        """Move rows; `LiveBeams.keep` has already counted the live ones."""
 
 
 class OwnAttention(nn.Module, ABC):
@@ -406,7 +406,7 @@ class SelfAttention(OwnAttention):
     def _maps_of(self, x: Tensor) -> Sequence[Tensor]:
         if x.dim() == 3:
             return self.qkv_proj(x).chunk(self.maps, dim=-1)
-        if not isinstance(self.qkv_proj, Linear):  # packed for inference: its parts cannot be told apart
+        if not isinstance(self.qkv_proj, Linear):  # packed for inference, where its parts cannot be distinguished
             return [self.qkv_proj(part).chunk(self.maps, dim=-1)[n] for n, part in enumerate(x[: self.maps])]
         return [self.qkv_proj.part(part, number, self.maps) for number, part in enumerate(x[: self.maps])]
 

@@ -108,7 +108,7 @@ def causal_average(x: Tensor, mask: Tensor | None = None) -> Tensor:
 
     With `mask` [batch, length], True at real positions, the mean is of real positions only and the others are zero.
     """
-    # A cumulative sum in a half type would stop growing: small addends vanish when added to a large sum.
+    # In a half type a cumulative sum would stop growing, since small terms vanish when added to a large one.
     dtype = torch.promote_types(x.dtype, torch.float32)
     if mask is None:
         count = torch.arange(1, x.shape[1] + 1, device=x.device)

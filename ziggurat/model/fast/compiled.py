@@ -102,7 +102,7 @@ def attends(query: Tensor, key: Tensor, bias: Tensor | None) -> bool:
     """Return whether `attend` accepts these: on a CPU, fp32 or bf16, no gradients, head width a multiple of 16."""
     return (
         _library is not None
-        and type(query) is Tensor  # not a tensor subclass that records operations
+        and type(query) is Tensor  # a tensor subclass may record operations
         and query.device.type == "cpu"
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
@@ -196,7 +196,7 @@ class CompiledLinear(nn.Module):
         super().__init__()
         out, width = weight.shape
         numbers = _NUMBERS[precision]  # in 32 bits
-        # Padded with zeros, so that the inner loop has no last panel or group of another size.
+        # Padded with zeros, so that the last panel and group have the same size as the others.
         panels, groups = -(-out // _PANEL), -(-width // numbers)
         full = torch.zeros(panels * _PANEL, groups * numbers, dtype=torch.float32, device="cpu")
         full[:out, :width] = weight.detach()
@@ -230,13 +230,13 @@ class CompiledLinear(nn.Module):
 class CompiledFeedForward(nn.Module):
     """relu(x W_1 + b_1) W_2 + b_2 with two CompiledLinear of one precision, the first with ReLU, in one call.
 
-    Raises ValueError when one cannot follow the other.
+    Raises ValueError if one cannot follow the other.
     """
 
     def __init__(self, first: CompiledLinear, second: CompiledLinear) -> None:
         super().__init__()
         if first.out_features != second.in_features or first.precision != second.precision:
-            raise ValueError("the second map takes what the first one gives, in the same precision")
+            raise ValueError("the second map's input must be the first one's output, in the same precision")
         if first.result != torch.float32:
             raise ValueError("between the maps numbers are fp32")
         self.first = first

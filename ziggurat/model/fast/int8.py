@@ -20,7 +20,7 @@ LEVELS = 127
 CENTRE = 128
 """CENTRE is the unsigned byte that stands for zero."""
 SMALLEST = 1e-30
-"""SMALLEST stands for the largest number of a row of zeros: the reciprocal of a smaller one's step may be infinite."""
+"""SMALLEST stands for the largest number of a row of zeros: a smaller one could make the step's reciprocal infinite."""
 
 
 def whole_rows(rows: Tensor, *, halves_up: bool = False) -> tuple[Tensor, Tensor]:

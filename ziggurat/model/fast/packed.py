@@ -31,10 +31,10 @@ def available(precision: Precision) -> bool:
 
 
 def _padded(x: Tensor) -> tuple[int, Tensor]:
-    """Return the number of rows of `x` [..., in], and these rows above zeros, an eighth more at most.
+    """Return the number of rows of `x` [..., in], and these rows padded with zeros, by at most an eighth.
 
     oneDNN compiles a kernel for every number of rows it meets and keeps a thousand of them, as does PyTorch's own cache
-    (ideep), at some hundred kilobytes each. A server, whose batches have every number of rows, grew by 300 MB. With
+    (ideep), at some hundred kilobytes each. A server, whose batches can have any number of rows, grew by 300 MB. With
     eight sizes per octave, both caches soon hold all of them.
     """
     rows = x.reshape(-1, x.shape[-1])
@@ -181,7 +181,7 @@ def make_fast(model: nn.Module, precision: Precision, *, as_trained: bool = Fals
             needs = "AVX-512-BF16 or AMX" if precision == "bfloat16" else "VNNI"
             way_out = "use float32"
             if precision == "int8":
-                way_out += ", or `ziggurat export --to ctranslate2 --quantization int8`, which does without"
+                way_out += ", or `ziggurat export --to ctranslate2 --quantization int8`, which does not need one"
             raise ConfigError(f"`decoding.precision: {precision}` needs a CPU with {needs}; {way_out}")
     elif precision == "int8":
         raise ConfigError("`decoding.precision: int8` is for CPUs; on a GPU use bfloat16")

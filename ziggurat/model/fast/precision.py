@@ -1,8 +1,8 @@
 """The fastest precision on this machine, found by timing one product in each.
 
 CPU flags do not show it: among processors with AVX-512-BF16 and no AMX, some of Intel's run bf16 at half the speed of
-fp32, AMD's at twice. Rates are measured once per process, in a tenth of a second, or a few seconds on a processor that
-emulates bf16. They decide nothing unless a setting is `auto`.
+fp32, and AMD's at twice that speed. Rates are measured once per process, in a tenth of a second, or a few seconds on a
+processor that emulates bf16. They affect nothing unless a setting is `auto`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ziggurat.system.errors import ConfigError
 Widths = tuple[int, int]
 
 _FAR = {"float32": 1e-4, "bfloat16": 0.01, "int8": 0.04}
-"""Error of a product, relative to the norm, above which it is wrong: rounding causes 0.003 in bf16, 0.013 in int8."""
+"""Error of a product, relative to its norm, above which it is wrong: rounding causes 0.003 in bf16, 0.013 in int8."""
 _TAIL_ROWS, _WIDEST, _TAIL = 77, 4096, 64
-"""Rows of the checked products, not a multiple of any kernel's block; the most columns of a matrix; and the block
-modulo which a narrowed matrix keeps its width, because kernels fail in the remainder."""
+"""The number of rows in checked products, not a multiple of any kernel's block; the maximum number of columns of a
+matrix; and the block size modulo which a narrowed matrix keeps its width, because kernels fail in the remainder."""
 _WORTH = 1.15
 """Ratio of rates above which a precision counts as faster. Three measurements on one machine under load gave 1.87, 1.91
 and 2.21: if the true ratio is near the threshold, the choice may differ between measurements."""
@@ -163,7 +163,7 @@ def settled(
     if device.type != "cpu":
         if asked == "bfloat16" and not has_bf16(device):
             raise ConfigError(
-                "`decoding.precision: bfloat16` needs a GPU that computes with it, NVIDIA's from Ampere on; use float32"
+                "`decoding.precision: bfloat16` needs a GPU that computes with it (NVIDIA's since Ampere); use float32"
             )
         return ("bfloat16" if has_bf16(device) else "float32") if asked == "auto" else asked
     if asked == "auto":
@@ -249,7 +249,7 @@ def _rates(works: Mapping[str, Callable[[], object]], operations: int) -> dict[s
     torch.set_num_threads(1)
     try:
         for work in works.values():
-            work()  # not timed: the first call allocates memory and chooses kernels
+            work()  # not timed, since the first call allocates memory and chooses kernels
         until = time.perf_counter() + _SECONDS
         while time.perf_counter() < until or float("inf") in fastest.values():
             for name, work in works.items():

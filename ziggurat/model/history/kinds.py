@@ -160,12 +160,12 @@ class Latest(History):
 
 
 class CrossModule(History):
-    """Layers read the one below, and the first of the upper module y_p + LN(y_0): Wu et al. 2019 (Depth Growing).
+    """Each layer reads the one below, but the upper module's first reads y_p + LN(y_0): Wu et al. 2019 (Depth Growing).
 
     The lower module is the p = `period` lowest layers; in the paper it is a shallow model that is trained first and
     then frozen while the upper module is trained on top of it. The paper adds the embedding, its code LN(y_0). The code
     makes the sum in place, so that the decoder's lower module reads the sum; here it reads y_p, as in the paper
-    (`memory: hierarchical`). A stack of p layers is a plain one, without the norm.
+    (`memory: hierarchical`). A stack of p layers is plain and has no such norm.
     """
 
     def __init__(self, options: HistoryOptions) -> None:
@@ -202,9 +202,10 @@ class Dlcl(Combination):
     (sources) or combination 0 (consumers) has a norm only with `normalize_embedding`, so there are L of them. Dropout
     comes last.
 
-    `weight` is W, [L+1, L+1], with an axis [groups] for several: group i weighs the channels from i d_model/groups on
-    (in the released code, channel c belongs to group c mod groups). Entries above the diagonal and left of the window
-    are never read (the released code applies the window only to its initial weights and under the softmax).
+    `weight` is W, [L+1, L+1], with an axis [groups] for several: group i weighs the d_model/groups channels that start
+    at i d_model/groups (in the released code, channel c belongs to group c mod groups). Entries above the diagonal and
+    left of the window are never read (the released code applies the window only to its initial weights and under the
+    softmax).
     """
 
     def __init__(self, options: HistoryOptions) -> None:
@@ -430,7 +431,7 @@ class Transparent(nn.Module):
     h^i are the encoder's states, including the embedding if it is one of them; each attention to the memory is a
     reader. As in the released code (lingvo), `weight` w [readers, sources] starts at 0: uniform mixtures. The constant
     cancels in the softmax but not under dropout (exact, not rounded to 1/256), which sets logits to 0: a dropped source
-    still has about an average weight.
+    still has roughly an average weight.
     """
 
     roles: ClassVar[Roles] = {"weight": Role.WIRING}

@@ -75,7 +75,7 @@ class BlockAttentionResiduals(AttentionResiduals):
         self.period = options.period
 
     def push(self, state: HistoryState, y: Tensor) -> HistoryState:
-        """Keep y in the sum of its block."""
+        """Add y to the sum of its block."""
         if state.depth % self.period == 0:  # the first of its block
             return super().push(state, y)
         # At least in fp32: under autocast, outputs have a half type, and many are summed.
@@ -84,7 +84,7 @@ class BlockAttentionResiduals(AttentionResiduals):
 
 
 _WAYS = 4  # query, key, value and residual stream
-_LAST_WIDENING = 4  # the stack's output has one mixture, and its network is this much wider (authors' code)
+_LAST_WIDENING = 4  # the network for the stack's output, which has one mixture, is wider by this factor (authors' code)
 
 
 class Mudd(KeepingHistory):

@@ -82,7 +82,7 @@ class Residual(nn.Module):
     """y = out_norm(skip * x + branch * dropout(branch_norm(f(in_norm(x)))) + bottom), f being the sub-layer.
 
     A kind is a choice of slots; an empty slot is the identity. A layer calls `enter` to get the input of f, and the
-    module itself to join its output. So f stays outside, and hooks on a Residual see x, f(x) and y of every sub-layer
+    module itself to join f's output. So f stays outside, and hooks on a Residual see x, f(x) and y of every sub-layer
     of every model.
 
     Args:

@@ -101,7 +101,7 @@ class ManifoldConnection(_StreamConnection):
     stochastic, so that the streams' mean passes through any depth unchanged. R is
 
     - with `mixing: sinkhorn`, exp(c_R) after 20 rounds that divide its columns, then its rows, by their sums, so that
-      each new stream is exactly a mean of the old ones, and each old one nearly shared out;
+      each new stream is exactly a mean of the old ones, and each old one is nearly fully distributed;
     - with `mixing: permutations` (mHC-lite, Yang and Gao 2026), sum_r softmax(c_R)_r P_r over all n! permutations of
       the streams: exact, without iteration.
 
@@ -178,7 +178,7 @@ class BranchNorm(Residual):
     In the first updates, which make deep post-norm models diverge, branches are nearly switched off. The final model is
     plain post-norm, whereas DeepNorm keeps weak branches. `begin` sets a from the update number alone, so nothing has
     to be saved. The paper's text was not available: notes on it state that a grows with the updates. Linear growth from
-    0 to 1 is our reading, and T (4,000) may not be the authors' value.
+    0 to 1 is an interpretation, and T (4,000) may not be the authors' value.
     """
 
     factor: Tensor
@@ -303,7 +303,7 @@ def keel(position: SublayerPosition, options: ResidualOptions) -> Residual:
 
     In the first layer alpha is 1, and its first sub-layer has no LN' (as in three reproductions; others have none in
     the whole layer; the paper's text was not available). The authors count two sub-layers per layer; counting three in
-    a decoder layer is our reading.
+    a decoder layer is an interpretation.
     """
     first = position.layer == 1
     return Residual(
@@ -329,7 +329,7 @@ def hybrid(position: SublayerPosition, options: ResidualOptions) -> Residual:
 def rezero(position: SublayerPosition, options: ResidualOptions) -> Residual:
     """y = x + a f(x), one scalar a [1] per layer, 0 at first: Bachlechner et al. 2020, section 3.
 
-    Nothing is normalised. The paper has no decoder; ours is built like the encoder.
+    Nothing is normalised. The paper has no decoder; here it is built like the encoder.
     """
     gate = options.shared.setdefault("rezero", nn.Parameter(torch.zeros(1)))
     return Residual(options.dropout(), branch=gate)
@@ -338,7 +338,8 @@ def rezero(position: SublayerPosition, options: ResidualOptions) -> Residual:
 def layer_scale(position: SublayerPosition, options: ResidualOptions) -> Residual:
     """y = x + lambda * f(LN(x)), lambda [d_model] trained: Touvron et al. 2021 (CaiT), section 2. A final LN.
 
-    lambda starts as `options.layer_scale`, by default as 0.1 in stacks of up to 18 layers, 1e-5 up to 24, 1e-6 beyond.
+    lambda starts at `options.layer_scale`, by default at 0.1 in stacks of up to 18 layers, 1e-5 up to 24, and 1e-6
+    beyond.
     """
     start = options.layer_scale
     if start is None:
@@ -385,9 +386,9 @@ def no_norm(position: SublayerPosition, options: ResidualOptions) -> Residual:
 
 
 def fixup(position: SublayerPosition, options: ResidualOptions) -> Residual:
-    """y = x + m f(x), a scalar m [1] from 1: Zhang, Dauphin and Ma 2019, section 3, rule 3.
+    """y = x + m f(x), with a scalar m [1] that starts at 1: Zhang, Dauphin and Ma 2019, section 3, rule 3.
 
-    The other rules are shifts for biases (ShiftedLinear) and branches that start at 0 (ziggurat.model.init).
+    The other rules are shifts in place of biases (ShiftedLinear) and branches that start at 0 (ziggurat.model.init).
     """
     return Residual(options.dropout(), branch=nn.Parameter(torch.ones(1)))
 
@@ -405,6 +406,6 @@ def manifold_hyper(position: SublayerPosition, options: ResidualOptions) -> Resi
 def siamese(position: SublayerPosition, options: ResidualOptions) -> Residual:
     """SiameseNorm: see SiameseConnection. c = sqrt(s l) in layer l of s sub-layers, as in the authors' code.
 
-    Its layers have two sub-layers; the count for cross-attention is ours.
+    Its layers have two sub-layers; counting cross-attention as well is an interpretation.
     """
     return SiameseConnection(1 / math.sqrt(position.sublayers * position.layer), options)

@@ -1,1 +1,1 @@
-"""The interfaces of a server, each with its paths: LibreTranslate's, DeepL's, OpenAI's, our own, and the web page."""
+"""The interfaces of a server, each with its paths: LibreTranslate's, DeepL's, OpenAI's, its own, and the web page."""

@@ -1,4 +1,4 @@
-"""Documents over HTTP: LibreTranslate's paths, and our own, which also report progress.
+"""Documents over HTTP: LibreTranslate's paths, and the server's own, which also report progress.
 
 Names in requests never become paths, and no browser shows a returned document as a page.
 """

@@ -168,7 +168,7 @@ class LibreTranslate:
     async def settings(self, request: Request) -> Response:
         """Report what the server offers, for a web page."""
         pool, limits = self._server.pool, self._server.limits
-        # A model from a language into itself gives no pair: without other models, that language is all there is.
+        # A model from a language into itself gives no pair: without other models, only that language is left.
         source, (target, *_) = next(iter(pool.languages.items()), next((s, [t]) for s, t in pool.pairs))
         first = {code: {"code": code, "name": pool.language_name(code)} for code in (source, target)}
         return JSONResponse(

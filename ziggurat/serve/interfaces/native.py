@@ -128,7 +128,7 @@ def _word_links(found: TextTranslation) -> list[list[list[int]]]:
     for link in found.best.links:
         here = _overlapped(sources, link.source_start, link.source_end)
         there = _overlapped(targets, link.target_start, link.target_end)
-        # A link of many words with many only shows that one stretch became another, not which word became which.
+        # A link of many words to many only shows that one phrase became another, not which word became which.
         if len(here) > 1 and len(there) > 1:
             came_through = found.source[slice(*link[:2])] == found.best.text[slice(*link[2:])]
             if not came_through:  # such as an address

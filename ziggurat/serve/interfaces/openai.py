@@ -172,7 +172,7 @@ class OpenAI:
         return JSONResponse(answer, headers=headers)
 
     def _asked(self, fields: Mapping[str, Any]) -> tuple[int, bool, bool]:
-        """Return how many choices are requested, whether as events, and whether those end with the usage.
+        """Return how many choices are requested, whether to stream them as events, and whether to end those with usage.
 
         Raises Refused (400) for fields that would change the response in unsupported ways.
         """
@@ -258,7 +258,7 @@ def _part(part: Any) -> str:
     """Return the text of a part of a message. Raises Refused for an image, a file or another type."""
     if not isinstance(part, dict) or part.get("type", "text") != "text":
         kind = printable(str(part.get("type")), 60) if isinstance(part, dict) else "none"
-        raise Refused(400, f"parts of `messages` of the type `{kind}` are not supported; there is `text`")
+        raise Refused(400, f"parts of `messages` of the type `{kind}` are not supported; use `text`")
     if not isinstance(part.get("text"), str):
         raise Refused(400, "parts of `messages` of the type `text` need a text as `text`")
     return str(part["text"])

@@ -1,1 +1,1 @@
-"""Text in the forms that users have it, around a translator of sentences: plain text, markup and documents."""
+"""Text in the forms that users have (plain text, markup, documents), translated by a translator of sentences."""

@@ -1,4 +1,4 @@
-"""Alignment of characters from alignment of pieces: which stretch of the source became which of the target.
+"""Alignment of characters from alignment of pieces: which part of the source became which part of the target.
 
 A Translation aligns pieces, by weights of the source pieces for each target piece; placing markup and placeholders
 takes character positions. The pieces are located in the original text, whatever the tokenizer: SentencePiece (spaces as
@@ -83,7 +83,7 @@ def piece_spans(text: str, pieces: Sequence[str]) -> list[tuple[int, int]] | Non
     whole = "".join(letters)
     # (2) Each piece's letters are at the current position; after an unknown piece, at the next position that has them.
     spans: list[tuple[int, int]] = []
-    at, open_from = 0, -1  # open_from: index of the first unknown piece that waits for its end
+    at, open_from = 0, -1  # open_from: index of the first unknown piece whose end is not known yet
     for surface in _surfaces(pieces):
         if surface is None:
             open_from = len(spans) if open_from < 0 else open_from
@@ -111,7 +111,7 @@ def piece_spans(text: str, pieces: Sequence[str]) -> list[tuple[int, int]] | Non
 def _surfaces(pieces: Sequence[str]) -> list[str | None]:
     """Return the folded letters of each piece; None for an unknown one."""
     surfaces: list[str | None] = []
-    # subword-nmt marks the ends of pieces; where SentencePiece's space symbol occurs, `@@` is text.
+    # subword-nmt marks the ends of pieces; if SentencePiece's space symbol occurs, `@@` is text.
     joined_by_marks = not any(_BLANK in piece for piece in pieces)
     place = 0
     while place < len(pieces):

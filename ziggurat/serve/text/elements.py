@@ -1,4 +1,4 @@
-"""Elements of markup: the rules of a format, and what tags state (attributes that are text, wishes, languages).
+"""Elements of markup: the rules of a format, and what tags state: text in attributes, whether to translate, languages.
 
 A translated page states the language and direction of the translation where it stated those of the source.
 """
@@ -36,7 +36,7 @@ class MarkupRules:
         blank: void elements that divide words, and a sentence unless it clearly continues after them.
         spaces: void elements that stand for spaces.
         points: elements inside sentences that are copied unchanged and not read as part of them.
-        seen: points, or void elements, that readers see; the text on the two sides of one is two words.
+        seen: points, or void elements, that readers see; the texts on its two sides are two words.
         nested: like points, but containing paragraphs that are translated separately, such as footnotes.
         attributes: attributes whose text is translated; none: attributes are kept.
         xml: whether text must be well-formed XML.
@@ -236,8 +236,8 @@ def turns(languages: tuple[str, str]) -> bool:
 def in_target(token: Token, languages: tuple[str, str], *, is_block: bool) -> Token:
     """Return a tag with the language and direction of the translation in place of the source's.
 
-    A page gets a direction if it has none. Among other elements only blocks change theirs: inside sentences a direction
-    belongs to the content, such as a number.
+    A page gets a direction if it has none. Among other elements only blocks change theirs, since inside sentences a
+    direction belongs to the content, such as a number.
     """
     source, target = languages
     values: dict[str, str] = {}

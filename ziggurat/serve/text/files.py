@@ -17,7 +17,7 @@ from ziggurat.config.languages import main_language
 from ziggurat.serve.text.sentences import Options
 from ziggurat.system.errors import DataError, printable
 
-# Longer marks first: the mark of UTF-32-LE starts with that of UTF-16-LE, and a NUL after it decides.
+# Longer marks first, since the mark of UTF-32-LE is that of UTF-16-LE followed by NULs.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -25,8 +25,8 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-# Python's names of files' character sets. Its other codecs are not character sets (punycode, unicode_escape), or take
-# quadratic time.
+# Python's names of the character sets of files. Its other codecs are not character sets (punycode, unicode_escape), or
+# take quadratic time.
 _NAMES = (
     "ascii utf-8 iso8859-1 iso8859-2 iso8859-3 iso8859-4 iso8859-5 iso8859-6 iso8859-7 iso8859-8 iso8859-9 iso8859-10 "
     "iso8859-11 iso8859-13 iso8859-14 iso8859-15 iso8859-16 cp1250 cp1251 cp1252 cp1253 cp1254 cp1255 cp1256 cp1257 "
@@ -165,7 +165,7 @@ class Settings:
     """Settings for translating a document.
 
     Attributes:
-        options: how text is split and put together again.
+        options: how text is split and reassembled.
         source, target: language codes, for formats that hold them; empty: not known.
         leave: keys whose text is not translated, in formats with keys (`DocumentKind.keyed`); `*` stands for any
             characters.
@@ -244,7 +244,7 @@ def differ(one: str, other: str) -> bool:
 
 
 _MAX_RATIO = 200
-"""_MAX_RATIO is how many bytes a byte of an archive may expand to, checked from _RATIO_FREE bytes on."""
+"""_MAX_RATIO is how many bytes a byte of an archive may expand to, checked once there are _RATIO_FREE bytes."""
 _RATIO_FREE = 1 << 24
 _BLOCK = 1 << 18
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)

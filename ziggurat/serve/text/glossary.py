@@ -7,7 +7,7 @@ it is translated again with each term replaced by its target, which must then st
 Soft terms are searched for under constraints, and dropped if they harm the translation too much. A sentence is first
 translated freely, and often has its terms then; otherwise the search must produce them. Their cost is the loss of
 log-probability per token of the terms. A term that the model merely would not have chosen costs a few nats; a term that
-does not belong costs far more, since the search puts it where nothing fits, or at the end.
+does not belong costs far more, since the search puts it in a bad place, or at the end.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ class _Trial:
         return self._wanted()
 
     def take(self, found: Sequence[Translation]) -> None:
-        """Keep those of the translations requested last that did not cost too much."""
+        """Keep those of the last requested translations that did not cost too much."""
         for (place, phrases), translation in zip(self._asked, found, strict=True):
             lost = loss(self._free[place], translation, phrases)
             if lost <= self._most:

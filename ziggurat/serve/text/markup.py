@@ -204,7 +204,7 @@ _MOST_NESTED = 8
 """_MOST_NESTED is how deeply paragraphs of HTML may be nested; deeper ones divide those around them."""
 _IN_WORDS = names_in("sub sup ruby rb wbr tt bdi bdo text:ruby text:ruby-base")  # elements inside words
 _STYLES = names_in("b i em u s font big small strike strong ins del g pc text:span")
-_BESIDE = regex.compile(r"[^\s(\[{«“‘„¿¡/\-][^\s\p{P}]")  # no space in between, where one is needed
+_BESIDE = regex.compile(r"[^\s(\[{«“‘„¿¡/\-][^\s\p{P}]")  # there is no space in between, although one is needed
 _CODE, _RUBY = names_in("code kbd samp var"), names_in("ruby rb")
 _DIVIDING = names_in("pre textarea xmp plaintext")  # copied elements that stand between sentences
 _GAP = regex.compile(r"\s{2,}+")
@@ -229,7 +229,7 @@ def xml(text: str, options: Options, rules: MarkupRules) -> SentenceRequests[Res
     """Yield the texts of XML to translate; return the finished XML.
 
     It is a document, or a fragment with several elements or with text next to them.
-    Raises DataError, when it starts, if it is not well-formed.
+    Raises DataError, when started, if it is not well-formed.
     """
     notices = TextNotices()
     said = yield from written(markup_template(xml_tokens(text), rules), options, notices)
@@ -297,7 +297,7 @@ class _Segmenter:
             else:
                 self._divide(token.raw)
         elif token.kind == "close":
-            # The end tag of a void element means nothing, except that browsers read `</br>` as a break.
+            # The end tag of a void element has no meaning, except that browsers read `</br>` as a break.
             if name in self.rules.inline and name not in self.rules.void:
                 self._add(token, Close(token.raw, name))
             else:

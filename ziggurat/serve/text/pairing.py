@@ -1,4 +1,4 @@
-"""Pairs of openings and closings in a list of pieces, which turn it into paragraphs with marks."""
+"""Pairing of openings and closings in a list of pieces, which turns it into paragraphs with marks."""
 
 from __future__ import annotations
 

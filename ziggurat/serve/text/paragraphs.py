@@ -81,7 +81,7 @@ def plain_text(text: str, options: Options) -> SentenceRequests[Result[str]]:
 
 
 def aligned_text(text: str, options: Options, *, lines: bool = True) -> SentenceRequests[Result[AlignedText]]:
-    """Do the same as `plain_text`, and return sentences and links; without `lines` the text is a single paragraph."""
+    """Like `plain_text`, but return sentences and links as well; without `lines` the text is a single paragraph."""
     notices = TextNotices()
     parts = _LINE_ENDS.split(text) if lines else [text]
     written = [bool(part.strip()) for part in parts]  # False for line ends
@@ -207,7 +207,7 @@ def _translated(
     notices: Counter[str],
 ) -> SentenceRequests[tuple[Target, list[SentencePair]]]:
     """Yield the texts of a paragraph to translate; return them joined with the original white space."""
-    if len(units) == 1:  # the usual case, without the bookkeeping of `together`
+    if len(units) == 1:  # the usual case, without the overhead of `together`
         targets = [(yield from _sentence(units[0], options, notices))]
     else:
         targets = yield from together([_sentence(unit, options, notices) for unit in units])
@@ -251,7 +251,7 @@ def _sentence(unit: Unit, options: Options, notices: Counter[str]) -> SentenceRe
 
 
 def _visible(unit: Unit) -> list[int]:
-    """Return the places of a sentence's characters without the hidden ones, which would divide words for the model."""
+    """Return the indices of a sentence's characters without hidden ones, which would divide words for the model."""
     protected_places = {place for item in unit.items for place in range(item.start, item.end)}
     hidden = {found.start() for found in _HIDDEN.finditer(unit.text)} - protected_places
     return [place for place in range(len(unit.text)) if place not in hidden]

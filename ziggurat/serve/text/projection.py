@@ -1,10 +1,10 @@
 """Projection of marks (tags, runs, breaks) from a text onto its translation, by links between their characters.
 
 Bergamot's method, made strict: each word of the translation belongs to the elements of the source word that it is
-linked to. Bergamot opens an element again for every stretch of its words. Here each element gets a single stretch, the
-one that fits best and contains no word of a neighbour, so that the translation has the source's tags and nesting.
-Elements without words come out empty, where the fewest words change sides. So do points (images, breaks), which also
-keep their order.
+linked to. Bergamot opens an element again for every run of its words. Here each element gets a single run, the one that
+fits best and contains no word of a neighbour, so that the translation has the source's tags and nesting. Elements
+without words are empty in the translation, and stand where the fewest words change sides. So do points (images,
+breaks), which also keep their order.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def steps(source: SpannedText, target: str) -> int:
 def project(source: SpannedText, target: Target) -> list[Piece]:
     """Return the translation with the marks of `source`: every mark once, with the same nesting.
 
-    The pieces' text is the target's, except that a point that stands for a space replaces one.
+    The text of the pieces is the target's, except that a point that stands for a space replaces a space.
 
     Raises MisplacedError.
     """
@@ -123,7 +123,7 @@ def project(source: SpannedText, target: Target) -> list[Piece]:
 
 
 class MisplacedError(Exception):
-    """A copied element is in the translation, but outside the stretch of the element that contains it."""
+    """A copied element is in the translation, but outside the run of the element that contains it."""
 
 
 class _Projection:
@@ -135,7 +135,7 @@ class _Projection:
         self.target = target = replace(target, links=links, fixed=fixed)
         whole = units(target.text, [(link.target_start, link.target_end) for link in target.fixed])
         self.units = cut_at(whole, self._cuts())
-        # Stretches that stayed unchanged are not cut.
+        # Spans that stayed unchanged are not cut.
         self.fixed = {(f.target_start, f.target_end): (f.source_start, f.source_end) for f in target.fixed}
         self.of_unit = self._primary_links()
         self.centres = [None if s is None else (s[0] + s[1] - 1) / 2 for s in self.of_unit]
@@ -145,7 +145,7 @@ class _Projection:
         self.out: list[Piece] = []
         self.cursor = 0
         self.in_point = self.is_blank_owed = False
-        self.breaks: set[int] = set()  # boundaries with a line end: two would make an empty line
+        self.breaks: set[int] = set()  # boundaries with a line end, since two would make an empty line
 
     @staticmethod
     def _split(source: SpannedText, target: str, whole: Sequence[Link]) -> list[Link]:
@@ -310,7 +310,7 @@ class _Projection:
         if number < 0:
             return -1
         mark = marks[number]
-        if isinstance(mark.piece, Verbatim):  # only its own text: other words linked to it are ordinary text
+        if isinstance(mark.piece, Verbatim):  # only its own text, since other words linked to it are ordinary text
             return number if self.fixed.get(self.units[place]) == (mark.start, mark.end) else -1
         shared = min(span[1], mark.end) - max(span[0], mark.start)
         if isinstance(mark.piece, EmptyElement) or 2 * shared < span[1] - span[0] or shared <= 0:
@@ -347,7 +347,7 @@ class _Projection:
 
     @staticmethod
     def _outside(stretches: Iterable[tuple[int, int]], low: int, high: int) -> list[int]:
-        """Return the boundaries from `low` to `high` that are not inside a stretch."""
+        """Return the boundaries from `low` to `high` that are not inside a fixed span."""
         allowed, at = [], low
         for begin, end in sorted(stretches):
             allowed += [*range(at, begin), begin]
@@ -405,7 +405,7 @@ class _Projection:
         before, after = self.gaps[0][at], self.gaps[1][at]
         if end - start == after - before:
             return start + at - before
-        if before == after and opens:  # no white space in the source: tight around its words
+        if before == after and opens:  # no white space in the source, so the mark touches its words
             return end
         if at == before:
             return start

@@ -336,7 +336,7 @@ def _overlaps(taken: Sequence[tuple[int, int]], start: int, end: int) -> bool:
 
 
 def _likeliest(unit: Unit, literal: str, here: list[int], own: int, links: Sequence[Link] | None) -> list[int]:
-    """Return which occurrences of a literal are its elements', if it also occurs as text: those linked to them."""
+    """Return which occurrences of a literal belong to its elements, if it also occurs as text: those linked to them."""
     if own == len(here):
         return here
     spans = [unit.items[i] for i in unit.copied]
@@ -404,7 +404,7 @@ def _divides(text: str, start: int, end: int) -> bool:
 
 
 def _larger(places: Sequence[int]) -> tuple[int, int]:
-    """Return the longest contiguous stretch: a word may have an item inside."""
+    """Return the longest contiguous span: a word may have an item inside."""
     best, begin = (places[0], places[0] + 1), 0
     for number in range(1, len(places) + 1):
         if number == len(places) or places[number] != places[number - 1] + 1:
@@ -423,7 +423,7 @@ def _put_back(unit: Unit, target: Target) -> Target:
         centres.append(None if link is None else (link.source_start + link.source_end - 1) / 2)
     text, links, fixed = "", [], []
     begin, lowest = 0, 0
-    shifts: list[tuple[int, int]] = []  # from this character on, how many characters were inserted before it
+    shifts: list[tuple[int, int]] = []  # how many characters were inserted before this character
     for run in adjoining(unit.items):
         start, stop = run[0].start, run[-1].end
         lowest = best_boundary(centres, start, range(lowest, len(words) + 1), 0, len(words))

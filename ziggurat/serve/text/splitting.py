@@ -4,7 +4,7 @@ sentencex is in the extra `serve`. Without it there is an error instead of a wor
 text would be translated differently on two machines. Callers can pass their own splitter.
 
 No sentence ends inside text that a translation must preserve: placeholders, addresses, emoji. They are found by
-patterns; ziggurat.serve.text.sentences decides how they are carried through a translation.
+patterns; ziggurat.serve.text.sentences carries them through a translation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SURROGATES = regex.compile(r"[\ud800-\udfff]")
 
 @lru_cache(maxsize=256)
 def sentencex_splitter(language: str) -> Splitter:
-    """Return sentencex's splitter for a language code; an unknown one is split by its general rules.
+    """Return sentencex's splitter for a language code; an unknown one is split by general rules.
 
     Raises ConfigError if sentencex is not installed.
     """
@@ -59,7 +59,7 @@ def sentencex_splitter(language: str) -> Splitter:
             # A panic is not an Exception, so it would end a server. Its class cannot be imported.
             if type(error).__name__ != "PanicException":
                 raise
-            found = [text]  # as if no sentence end was found
+            found = [text]  # as if no sentence end had been found
         sentences, begin = [], 0
         for sentence in found:
             sentences.append(text[begin : begin + len(sentence)])
@@ -122,7 +122,7 @@ def _within_limit(text: str, begin: int, end: int) -> list[tuple[int, int]]:
     while end - begin > MAX_SENTENCE:
         cut = begin + MAX_SENTENCE
         for kind in _CUTS:
-            # In the second half, otherwise the parts would become too short to be understood.
+            # In the second half, since otherwise the parts would be too short to be understood.
             found = [m.end() for m in kind.finditer(text, begin + MAX_SENTENCE // 2, cut)]
             if found:
                 cut = found[-1]
@@ -209,7 +209,7 @@ _AFTER_URL = ".,;:!?…。，；：！？、)]"
 _PAIRS = (("(", ")"), ("[", "]"))
 _LETTER = regex.compile(r"\p{L}")
 _WORD_INSIDE = regex.compile(r"\w")
-# © ® ™ and the arrows are pictographs in Unicode, but ordinary text to everyone who writes them.
+# © ® ™ and the arrows are pictographs in Unicode, but ordinary text to those who write them.
 _TEXT_PICTURES = frozenset("©®™‼⁉ℹ↔↕↖↗↘↙↩↪▪▫▶◀◻◼〰〽㊗㊙")
 
 

@@ -74,7 +74,7 @@ def html_tokens(text: str) -> Iterator[Token]:
         if begins.start() > at:
             yield _text(text[at : begins.start()])
         found = _MARKUP.match(text, begins.start())
-        if found is None:  # an attribute's quote is never closed; browsers show nothing of the rest either
+        if found is None:  # an attribute's quote is never closed; browsers show none of the rest either
             yield Token("other", text[begins.start() :])
             return
         token = _markup(found)
@@ -164,7 +164,7 @@ def element_ends(tokens: Sequence[Token], void: Set[str], crossing: Set[str], *,
         return max((depths[name][-1] for name in names if depths[name]), default=-1)
 
     def close(depth: int, last: int) -> None:
-        """End all elements that are open from a depth on."""
+        """End all open elements that are at least `depth` deep."""
         while len(stack) > depth:
             opened, name = stack.pop()
             if opened not in ends:
@@ -290,10 +290,8 @@ class Xml:
 def read_xml(content: bytes | str, name: str, prefixes: Mapping[str, str] | None = None) -> Xml:
     """Return a document as tokens.
 
-    Args:
-        content: the file, or its text: then a declared encoding means nothing.
-        name: its name, for messages.
-        prefixes: prefixes for names, by namespace; names in other namespaces lose their prefix.
+    Args: content: the file, or its text, whose declared encoding is ignored. name: its name, for messages. prefixes:
+        prefixes for names, by namespace; names in other namespaces lose their prefix.
 
     Raises DataError if it is not well-formed, declares entities, is nested too deeply, has too many tokens or an
     unknown encoding.

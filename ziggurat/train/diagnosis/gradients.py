@@ -295,7 +295,7 @@ def sublayer_variance(trace: Trace, masks: Mapping[str, Tensor]) -> dict[str, li
     """
     found: dict[str, list[float]] = {}
     for place, row in trace.sublayers.items():
-        # A mask as an index waits for a GPU each time; the numbers of its rows serve all sub-layers.
+        # Indexing with a mask waits for a GPU each time; row numbers, computed once, serve all sub-layers.
         rows = masks[place.partition(".")[0]].flatten().nonzero()[:, 0]
         missing = torch.full((), torch.nan, device=rows.device)
         real = [None if s is None else s.r.flatten(0, 1).index_select(0, rows).float() for s in row]

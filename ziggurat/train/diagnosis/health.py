@@ -122,7 +122,7 @@ def readings(
         before: the records before it, oldest first.
         warmup_updates: `training.schedule.warmup_updates`; some bands hold only after it.
         frozen: `training.freeze`; layers that it names have no gradient, which counts as 0.
-        used: settings that no message recommends, since the run already has them (`in_use`).
+        used: settings that no message recommends, since the run already uses them (`in_use`).
     """
     late = [r for r in (*before, record) if r.update >= LATE_WARMUPS * max(1, warmup_updates)]
     found = [*_finiteness(record, used), *_gradient_ratio(record, Frozen.parse(frozen), used)]

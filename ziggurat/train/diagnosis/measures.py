@@ -173,7 +173,7 @@ def _real(states: Tensor, mask: Tensor) -> Tensor:
 
 
 class Snapshot:
-    """Copy of the weights before an update, in host memory, so that it takes no GPU memory.
+    """Copy of the weights before an update, kept in host memory to save GPU memory.
 
     Args:
         weights: every parameter by name, on any device (ziggurat.model.tensors.weights).

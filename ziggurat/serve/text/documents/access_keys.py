@@ -1,7 +1,7 @@
 """Access keys in labels of programs: `_Open` in GTK, `&Open` in Qt, `~Open` in LibreOffice, also `E_xit`.
 
-The mark would confuse a model, most of all inside a word. So it is taken out of the source, and the translation gets it
-before its first letter; text in Chinese, Japanese or Korean gets it with the source's letter, as in `打开(_O)...`.
+The mark would confuse a model, especially inside a word. So it is removed from the source and put before the first
+letter of the translation; Chinese, Japanese and Korean text gets it with the source's letter, as in `打开(_O)...`.
 """
 
 from __future__ import annotations

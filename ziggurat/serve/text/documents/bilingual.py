@@ -129,7 +129,7 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
 
 
 def _is_key(inside: Sequence[Token]) -> bool:
-    """Return whether the content of a source is a key, as with Symfony, or another value for programs."""
+    """Return whether the content of a source is a key, as in Symfony, or another value for programs."""
     return is_for_programs("".join(token.raw if token.kind != "text" else token.text for token in inside).strip())
 
 
@@ -155,7 +155,7 @@ def _limits(tokens: Sequence[Token]) -> dict[int, int]:
 
 
 def _preserved(tokens: Sequence[Token]) -> set[int]:
-    """Return the indices of elements in which white space is no layout: `xml:space` holds for all inside an element."""
+    """Return the indices of elements whose white space is not layout: `xml:space` holds for all inside an element."""
     found, states = set[int](), [False]
     for place, token in enumerate(tokens):
         if token.kind == "close":
@@ -404,7 +404,7 @@ def tmx(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resul
     Raises DataError if the target language is not given, or if it is not TMX.
     """
     if not settings.target:
-        raise DataError(f"{name}: the language of the translation is not known, but TMX states it in every unit")
+        raise DataError(f"{name}: the language of the translation is unknown, but TMX states it in every unit")
     xml = read_xml(content, name)
     tokens, ends = xml.tokens, xml_ends(xml.tokens)
     header = next((token for token in tokens if token.name == "header"), None)

@@ -167,8 +167,8 @@ _FO = regex.compile(
 def opendocument(tokens: Sequence[Token], to_right: bool) -> str:
     """Return the text of `content.xml` or `styles.xml`, mirrored.
 
-    Texts are aligned to a side, not to the start of a line, which programs take for the left in any direction. In a
-    right-to-left source that they wrote, `end` means the right for the same reason, and `start` is left alone.
+    Texts are aligned to a side, not to the start of a line, which programs take for the left in either direction. In a
+    right-to-left source that they wrote, `end` means the right for the same reason, and `start` is unchanged.
     """
     modes = _MODES if to_right else {after: before for before, after in reversed(_MODES.items()) if before != "page"}
     sides = _SIDES_OF_TEXT if to_right else {key: side for key, side in _SIDES_OF_TEXT.items() if key != "start"}

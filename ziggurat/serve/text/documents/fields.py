@@ -12,7 +12,7 @@ from ziggurat.serve.text.projection import SpannedText
 from ziggurat.serve.text.tokens import Spellings, Token
 
 _ENTRY = regex.compile(r'\s*+(?:XE|TC)\s++"(?P<text>[^"\\<>]*+)"')
-# Text of an instruction that Word displays, or inserts in place of what it displayed before.
+# Text of an instruction that Word displays, or with which it replaces what it displayed before.
 _TEXT = regex.compile(
     r"""\s*+(?:
         (?:XE|TC|IF|FILLIN|ASK|QUOTE|SET|AUTOTEXTLIST)\b[^"]*+(?:"[^"]*?\p{L}{2}|"[^"]*+"[^"]*+)*?"[^"]*?\p{L}{2}

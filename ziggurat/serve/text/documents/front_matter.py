@@ -1,6 +1,6 @@
 """Front matter of Markdown: the values that readers see, in YAML, TOML or JSON at the start of a file.
 
-Which those are is known by their keys (`title`, `description`, ...). Other values of several words are counted.
+They are recognised by their keys (`title`, `description`, ...). Other values of several words are counted.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _Value:
         begin: where it starts.
         raw: its spelling in the file, with quotes.
         text: its text.
-        load: reads a spelling; raises ValueError for one that means nothing where this value stands.
+        load: reads a spelling; raises ValueError for one that is invalid in this value's place.
     """
 
     begin: int
@@ -199,7 +199,7 @@ def _nodes(
 
 
 def _toml_values(text: str, notices: TextNotices) -> list[_Value]:
-    """Return the values that are in one line; others that readers see are counted, and so is text that is not TOML."""
+    """Return the values on single lines; other values that readers see are counted, as is text that is not TOML."""
     root = _read(tomllib.loads, text)
     if root is None:
         notices.add("not_read", "front matter")

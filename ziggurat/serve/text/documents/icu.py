@@ -247,7 +247,7 @@ def _doubles(parts: Sequence[Part]) -> bool:
 
 
 class _LineEnd(NamedTuple):
-    """The end of a line, with its spelling; the texts around it are paragraphs."""
+    """The end of a line, with its spelling; it separates paragraphs."""
 
     raw: str
 
@@ -372,12 +372,12 @@ class _Form:
         return Spelling(self.tags, xml=False)
 
     def source(self, part: IcuText, begin: int, end: int) -> str:
-        """Return the spelling of a stretch of a text."""
+        """Return the spelling of part of a text."""
         source = part.source(begin, end)
         return self._quoted(part.text[begin:end]) if source is None else source
 
     def text(self, part: IcuText, begin: int, end: int, said: str) -> Iterator[Piece | _LineEnd]:
-        """Yield a stretch of a text in lines; `said` is the stretch with its entities decoded."""
+        """Yield part of a text in lines; `said` is the part with its entities decoded."""
         if said != part.text[begin:end]:  # entities: its lines cannot be found by index
             self.spellings.add(said, self.source(part, begin, end))
             yield said

@@ -121,7 +121,7 @@ def document(content: bytes, name: str, settings: Settings) -> SentenceRequests[
     if len(content) > settings.limits.size:
         raise DataError(f"{name}: {len(content):,} bytes, more than {settings.limits.size:,}")
     _refuse_other(content, kind, name)
-    # Checked at once, because reading and splitting a large file take minutes.
+    # Checked first, because reading and splitting a large file takes minutes.
     settings.limits.refuse_many(_count(content, kind.marks), name)
     asked = list[str]()
     outcome = yield from watched(kind.work(content, name, settings), lambda sentences: asked.extend(sentences[:1]))

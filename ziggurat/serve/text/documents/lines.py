@@ -76,7 +76,7 @@ def html_file(content: bytes, name: str, settings: Settings) -> SentenceRequests
     text, charset = decoded(content, name, labels[0] if labels else "")
     if not charset.declared:
         text = _DECLARED.sub(_utf8_declared, text[:_HEAD]) + text[_HEAD:]
-    is_xml = name.lower().endswith((".xhtml", ".xht"))  # browsers, too, go by the name of a file
+    is_xml = name.lower().endswith((".xhtml", ".xht"))  # browsers also go by the name of a file
     rules = replace(PAGES, xml=is_xml, languages=(settings.source, settings.target))
     tokens = _xhtml_tokens(text, name) if is_xml else list(html_tokens(text))
     outcome = yield from page(tokens, settings.options, rules)
@@ -112,7 +112,7 @@ _STAMP = r"(?<!\d)\d{1,9}+(?:\s?[:.,;]\s?\d{1,9}+){2,4}+"
 _STAMPS = regex.compile(_STAMP)
 _WITH_ARROW = regex.compile(rf"{_STAMP}\s?-->\s?{_STAMP}")
 _SHORT = regex.compile(r"\d[:.,;]\d")
-_ARROW = regex.compile(  # after a line that only the preceding number marks as times
+_ARROW = regex.compile(  # after a line recognised as times only by the number before it
     r"\s*+\d.*?(?:(?<![-=])[-=]++\s?>|[–—]>|→)\s*+\d.*+"
 )
 _NUMBER = regex.compile(r"\W*+\d++\W*+")
@@ -144,7 +144,7 @@ def _subtitles(content: bytes, name: str, settings: Settings, *, entities: bool)
 
 
 def _in_target(lines: Sequence[str], settings: Settings) -> list[str]:
-    """Return the lines of WebVTT; if the header states the source's language, it states the translation's."""
+    """Return the lines of WebVTT; if the header states the source's language, that is replaced by the translation's."""
     end = next((number for number, line in enumerate(lines) if not line.strip() or "-->" in line), len(lines))
     head = list(lines[:end])
     for number, line in enumerate(head):
@@ -310,7 +310,7 @@ def _cue(lines: Sequence[str], *, entities: bool) -> TemplateGroup:
     pieces: list[Piece] = []
     spellings = Spellings()
     form = MarkupForm("".join(lines), spellings) if entities else PlainForm()
-    begin, is_first = 0, True  # index of the text's first line; whether none of its pieces is text so far
+    begin, is_first = 0, True  # index of the text's first line; whether it has had no piece of text so far
     for number, line in enumerate(lines):
         body = line.rstrip("\r\n")
         if not body.strip():

@@ -1,4 +1,4 @@
-"""Markdown: what a parser (markdown-it) considers text is translated, and every other byte is preserved.
+"""Markdown: whatever a parser (markdown-it) considers text is translated, and every other byte is preserved.
 
 The parser reports which lines form a paragraph, a heading, a row or an HTML block, and where in each line the text
 starts, after the marks of quotations, items and notes.
@@ -105,8 +105,8 @@ def markdown(content: bytes, name: str, settings: Settings) -> SentenceRequests[
 def _parser(*, is_mdx: bool) -> Any:
     """Return a parser of CommonMark with tables, notes and blocks of formulas; MDX has no indented code.
 
-    Its text tokens have in `meta["begins"]` the index at which each of their lines starts. Lines in `env["text"]` start
-    no code, however far they are indented.
+    Its text tokens have in `meta["begins"]` the index at which each of their lines starts. Lines in `env["text"]` do
+    not start code, however far they are indented.
     """
     try:
         from markdown_it import MarkdownIt
@@ -125,7 +125,7 @@ def _parser(*, is_mdx: bool) -> Any:
         def tokenize(self, state: StateBlock, startLine: int, endLine: int) -> None:
             done = len(state.tokens)
             super().tokenize(state, startLine, endLine)
-            for token in state.tokens[done:]:  # tokens of inner blocks already have theirs
+            for token in state.tokens[done:]:  # tokens of inner blocks already have their positions
                 if token.map and token.type in ("inline", "tr_open", "html_block") and "begins" not in token.meta:
                     token.meta["begins"] = [state.bMarks[line] + state.tShift[line] for line in range(*token.map)]
 
@@ -269,7 +269,7 @@ class _Reader:
         return [self.lines[line][: column + begin], *self.inline.template(title), self.lines[line][end:]]
 
     def _paragraph(self, first: int, columns: Sequence[int], *, is_item: bool) -> Template:
-        """Return the template of a paragraph, whose lines form one text, as for readers."""
+        """Return the template of a paragraph, whose lines form one text, as readers see it."""
         columns, last = list(columns), first + len(columns) - 1
         template: Template = []
         is_mark = first in self.marks.of and self.marks.parsed[first] != self.bodies[first]

@@ -27,7 +27,7 @@ _BEGINS_IMAGE = regex.compile(r"(?<!\\)!\Z")
 
 
 _EMPHASIS = frozenset(("*", "_", "**", "__", "~~", "***"))
-_OF_WORD = regex.compile(r"[^\s\p{P}\p{S}]")  # as parsers of Markdown divide characters
+_OF_WORD = regex.compile(r"[^\s\p{P}\p{S}]")  # as Markdown parsers classify characters
 _SIGN = regex.compile(r"[\p{P}\p{S}]")
 
 
@@ -114,7 +114,7 @@ class Shortcut(NamedTuple):
 
 
 def flat(template: Template) -> str:
-    """Return a template as one line, without image descriptions and quotation marks of blocks."""
+    """Return a template as one line, without image descriptions and the marks of quoted blocks."""
     return regex.sub(r"[\s>]+", " ", "".join(part for part in template if isinstance(part, str)))
 
 

@@ -104,7 +104,7 @@ class Inline:
         Args:
             text: lines separated by `\\n`.
             breaks: the file's text for each `\\n`: the line's end and the marks before the next line.
-            escaped: characters that have a meaning where this text stands.
+            escaped: characters with a special meaning in this text's place.
             begins: whether it is at the start of a paragraph.
         """
         reader = _Run(self, text, breaks, escaped)
@@ -195,7 +195,7 @@ _TEXT_OF_TAG = regex.compile(
 
 
 def _unquoted(quote: str, text: str, raw: str) -> Callable[[str], str]:
-    """Return the spelling of new text between two quotes, where no escape is sure; `text` is spelled `raw`."""
+    """Return the spelling of new text between two quotes, where no escape is reliable; `text` is spelled `raw`."""
     typographic = str.maketrans({quote: "”" if quote == '"' else "’", "\\": "/"})
     return lambda said: raw if said == text else said.translate(typographic)
 
@@ -289,7 +289,7 @@ class _Run:
     def _sides(self, begin: int) -> tuple[bool, bool]:
         """Return whether a mark may open emphasis and close it, by CommonMark's rules for the characters around it.
 
-        Characters of Chinese and Japanese count as punctuation next to `*`, as writers expect who leave no spaces.
+        Characters of Chinese and Japanese count as punctuation next to `*`, as expected in text without spaces.
         """
         if begin >= self.marks[0]:
             sign, end = self.text[begin], begin

@@ -1,4 +1,4 @@
-"""Marks of site generators in Markdown, unknown to the parser: lines that stay, and the titles in them.
+"""Marks of site generators in Markdown, unknown to the parser: lines that are preserved, and the titles in them.
 
 Directives (`:::note Title`, MyST's fences with a name in braces), admonitions (`!!! note "Title"` with an indented
 body), tabs, imports and exports in MDX, tags over several lines, templates, comments of MyST.
@@ -31,7 +31,7 @@ _UNTITLED = (
     "aside|blockquote|card-carousel|compound|container|deprecated|div|epigraph|figure|figure-md|grid|grid-item|"
     "highlights|hlist|only|pull-quote|tab-set|versionadded|versionchanged|versionremoved"
 )
-# Those whose content is for programs, or comes from elsewhere.
+# Directives whose content is for programs, or comes from elsewhere.
 _PROGRAMS = (
     "bibliography|class|code|code-block|code-cell|contents|doctest|graphviz|highlight|image|include|index|iframe|"
     "literalinclude|math|mermaid|raw|sourcecode|testcode|testoutput|video"
@@ -147,7 +147,7 @@ class Marks:
         self._opened: list[str] = []  # fences around text
         self._kept = 0  # remaining lines to preserve
         self._in_tag = False  # whether they are a tag
-        self._braces = 0  # open ones of an import or export
+        self._braces = 0  # open brackets of an import or export
         self._in_module = False
         for number, line in enumerate(bodies):
             if number < self.front:
@@ -156,7 +156,7 @@ class Marks:
                 self._take(number, line)
 
     def text_lines(self) -> set[int]:
-        """Return the lines that are no code, however far they are indented: after tags and templates, and after `|`."""
+        """Return the lines that are not code, however deeply indented: after tags and templates, and after `|`."""
         tags = (n for n, mark in self.of.items() if mark.has_tags and not self.bodies[n].lstrip().startswith(":"))
         pairs = enumerate(zip(self.bodies, self.parsed, strict=True))
         blocks = (n for n, (body, said) in pairs if body.lstrip()[:1] == "|" and said.lstrip()[:1] == "*")
@@ -263,7 +263,7 @@ class Marks:
 
 
 def _kept_lines(bodies: Sequence[str], number: int, *, is_mdx: bool) -> int:
-    """Return how many lines from `number` on form an ASCII table, a multi-line tag, or an expression."""
+    """Return how many lines, starting at `number`, form an ASCII table, a multi-line tag, or an expression."""
     line = bodies[number]
     lines = bodies[number : number + _MAX_TAG]
     if GRID.fullmatch(line):

@@ -83,8 +83,8 @@ class Syntax(NamedTuple):
 
     Attributes:
         names: the placeholders that they may contain.
-        is_icu: whether all are in ICU's MessageFormat, or only those that show it; None: whether an apostrophe before a
-            brace quotes it is unknown.
+        is_icu: whether all are in ICU's MessageFormat, or only those recognised as such; None: whether an apostrophe
+            before a brace quotes it is unknown.
         is_pod: whether they are marked as in POD: `B<bold>`, `E<lt>`.
         is_printf: whether a percent sign is written twice.
     """
@@ -139,7 +139,7 @@ def message(text: str, options: Options, notices: Counter[str], syntax: Syntax =
 def placed(
     works: Sequence[Callable[[TextNotices], SentenceRequests[str]]], places: Sequence[str], notices: TextNotices
 ) -> SentenceRequests[list[str]]:
-    """Return several works as one; notices that each of them counts get its place."""
+    """Return several works as one; the notices of each are counted at its place."""
     own = [TextNotices() for _ in works]
     done = yield from together([work(mine) for work, mine in zip(works, own, strict=True)])
     for place, mine in zip(places, own, strict=True):
@@ -209,7 +209,7 @@ def _parted(tokens: Sequence[Token], pattern: regex.Pattern[str]) -> Iterator[li
 def with_own_elements(tokens: Sequence[Token], rules: MarkupRules = HTML) -> MarkupRules:
     """Return rules that allow elements known only to a program (`<link>terms</link>`) inside sentences.
 
-    If no element stands between lines, line ends do, as in messages of chats and of GTK: they are no layout of a page.
+    If no element separates lines, line ends do, as in messages of chats and GTK, where they are not page layout.
     """
     names = {token.name for token in tokens}
     own = {token.name for token in tokens if token.kind == "close" or token.name.isdigit()}
@@ -385,7 +385,7 @@ def _flags(lines: list[str], first: int) -> int | None:
 
 
 def _syntax(lines: list[str], first: int) -> Syntax:
-    """Return the facts about this entry's messages, by its flags and by the comments of po4a."""
+    """Return the facts about this entry's messages, from its flags and po4a's comments."""
     at = _flags(lines, first)
     flags = set() if at is None else {flag.strip().removesuffix("-format") for flag in lines[at][2:].split(",")}
     at = first

@@ -87,12 +87,12 @@ _FIELD = "field"
 
 
 def docx(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Yield the texts of a Word file to translate, also in headers, notes, comments and text boxes; return the file."""
+    """Yield the texts of a Word file to translate, including headers, notes, comments, text boxes; return the file."""
     return (yield from _office(content, name, settings, _DOCX, "word/document.xml"))
 
 
 def pptx(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Yield the texts of a PowerPoint file to translate, also in notes, diagrams and charts; return the file."""
+    """Yield the texts of a PowerPoint file to translate, including notes, diagrams and charts; return the file."""
     return (yield from _office(content, name, settings, _PPTX, "ppt/presentation.xml"))
 
 
@@ -375,7 +375,7 @@ class _Paragraph:
         self.pieces.append(Close(part.raw(last, end + 1), name))
 
     def _run(self, place: int) -> None:
-        """Read a run as stretches of text and points, each a separate run."""
+        """Read a run as text and points, each a separate run."""
         part = self.part
         children = part.children(place)
         before = part.tokens[place].raw
@@ -447,7 +447,7 @@ class _Paragraph:
         self.pieces.append(Close(part.raw(part.ends[base], end + 1) + after, name))
 
     def _text(self, text: str, before: str, properties: str, tag: str, closing: Token) -> None:
-        """Take text with its run; runs that differ only in their history are the same."""
+        """Take text with its run; runs that differ only in their editing history are the same."""
         key = (_IDENTITY.sub("", before), properties)
         if key not in self.runs:
             end = before[1:].split()[0].rstrip(">")

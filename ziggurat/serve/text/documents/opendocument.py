@@ -93,7 +93,7 @@ _LISTED = "META-INF/manifest.xml"
 
 
 def opendocument(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Yield the texts of an OpenDocument file to translate, also in headers and footers; return the file."""
+    """Yield the texts of an OpenDocument file to translate, including headers and footers; return the file."""
     archive = Archive(content, name, settings.limits)
     if _LISTED in archive.names and b"encryption-data" in archive.read(_LISTED):
         raise DataError(f"{name}: is protected by a password; save it without one")
@@ -158,7 +158,7 @@ _CONTAINER = "META-INF/container.xml"
 _ENCRYPTED = "META-INF/encryption.xml"
 _PAGES = ("application/xhtml+xml", "application/x-dtbook+xml")
 _OTHER_PAGES = ("text/html", "text/x-oeb1-document", "text/plain", "application/pdf")
-_PAGE_NAMES = (".xhtml", ".html", ".htm")  # pages that the package does not list, or by another name
+_PAGE_NAMES = (".xhtml", ".html", ".htm")  # pages that the package does not list, or lists under another name
 _PICTURE = "image/svg+xml"
 _WRITTEN_IN_PICTURE = regex.compile(
     rb"<(?:\w++:)?+(?:text|title|desc|tspan|textPath|p|div|span)\b[^<>]*+>[^<]*?(?:[A-Za-z]|[\xc3-\xf4][\x80-\xbf])"

@@ -211,7 +211,7 @@ def _described(content: Mapping[str, Any]) -> bool:
 
 
 def _are_entries(items: Sequence[Any], key: str, beside: frozenset[str]) -> bool:
-    """Return whether these are entries: all have `key` and only known keys, or half do and some have known keys.
+    """Return whether these are entries: all have `key` and only known keys, or half have it and some have known keys.
 
     In the latter case someone has added keys to the other entries, or left keys out.
     """

@@ -1,4 +1,4 @@
-"""Runs of Word and PowerPoint: the spelling of text with one look, and the pieces of a paragraph made of runs."""
+"""Runs of Word and PowerPoint: the spelling of uniformly formatted text, and the pieces of a paragraph made of runs."""
 
 from __future__ import annotations
 
