@@ -3,7 +3,7 @@
     python -m tools.surface            # compare with tests/golden/surface; name differences, exit status 1
     python -m tools.surface --write    # write it there, for an intended change
 
-Help of every verb, `ziggurat explain` of every key, method and paper, the server's `/spec`, the keys of each `--json`
+Help of every verb, `ziggurat explain` of every section, method and paper, the server's `/spec`, the keys of each `--json`
 output, parameter names and shapes per kind, and the names in docs/versioning.md. The model, store and text behind them
 are those of the newest golden set.
 """
@@ -85,12 +85,14 @@ def help_texts() -> str:
 
 
 def explanations() -> str:
-    """The output of `explain` for every key of both schemas, every method and every paper."""
+    """The output of `explain` for every section of an experiment, every method and every paper."""
     from ziggurat.config.choices import choices
     from ziggurat.config.recipes import paper_keys
+    from ziggurat.config.reference import entries
 
+    sections = dict.fromkeys(entry.path.rpartition(".")[0] for entry in entries())
     methods = sorted({str(choice.value) for choice in choices() if choice.value})
-    return "\n".join(run("explain", name) for name in ["", *methods, *sorted(paper_keys())])
+    return "\n".join(run("explain", name) for name in [*sections, *methods, *sorted(paper_keys())])
 
 
 def specification() -> str:

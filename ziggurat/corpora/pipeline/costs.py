@@ -194,7 +194,7 @@ PAIRS_PREPARED, PAIRS_ALIGNED = 25_000, 5_000
 _PAIRS_FILTERED, _PAIRS_IDENTIFIED, _PAIRS_SCORED, _PAIRS_LEARNT = 150_000, 15_000, 16_000, 3_200
 """Pairs per second of the usual filters with reading and writing, of `languages`, of scoring by the pair score, and of
 learning it, on one core of an Intel Xeon with AVX-512 (short sentences)."""
-UNKNOWN = "is not known yet"  # what is said of a number of lines or pairs
+UNKNOWN = "is not known yet"  # follows "the number of lines" in an estimate
 _OF_TRAINING_SPEED = 0.2
 """Arithmetic speed of a search relative to training: its products are small and depend on each other."""
 

@@ -80,7 +80,7 @@ class _System:
 
     name: str
     model: ModelName
-    """The model that it is, or is made from."""
+    """The model that translates, or of which it is a form."""
     folder: Path
     after: dict[str, list[str]]
     served: bool = False
