@@ -3,9 +3,9 @@
     python -m tools.surface            # compare with tests/golden/surface; name differences, exit status 1
     python -m tools.surface --write    # write it there, for an intended change
 
-Help of every verb, `ziggurat explain` of every section, method and paper, the server's `/spec`, the keys of each `--json`
-output, parameter names and shapes per kind, and the names in docs/versioning.md. The model, store and text behind them
-are those of the newest golden set.
+Help of every verb, `ziggurat explain` of every section, method and paper, the server's `/spec`, the keys of each
+`--json` output, parameter names and shapes per kind, and the names in docs/versioning.md. The model, store and text
+behind them are those of the newest golden set.
 """
 
 from __future__ import annotations
