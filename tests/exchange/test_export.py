@@ -24,9 +24,10 @@ from ziggurat.cli.export import _report_text
 from ziggurat.config import load_experiment
 from ziggurat.corpora.jobs.tasks import ModelChoice
 from ziggurat.exchange.anatomy import Affine, compose, dissect, with_epsilon
-from ziggurat.exchange.exporter import ExportVerification, Gate, compare, export_model, search_settings
+from ziggurat.exchange.exporter import export_model
 from ziggurat.exchange.plain import ExportedModel
 from ziggurat.exchange.targets import TARGETS
+from ziggurat.exchange.verification import ExportVerification, Gate, compare, search_settings
 from ziggurat.model.build import build_model
 from ziggurat.model.directory import open_model
 from ziggurat.model.tensors import load_weights, weights
@@ -97,7 +98,7 @@ def test_models_in_bf16_or_with_a_shortlist_are_compared_without_them(
         seen.append(theirs.decoding.precision)
         return compare(ours, theirs, *given)
 
-    monkeypatch.setattr("ziggurat.exchange.exporter.compare", watched)
+    monkeypatch.setattr("ziggurat.exchange.verification.compare", watched)
     model = written(decoding={"precision": "bfloat16", "shortlist": listed})
     report = export_model(model, to, tmp_path / "out", verify=text)
     assert seen == ["float32"]

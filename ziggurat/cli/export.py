@@ -133,7 +133,8 @@ def export(
             check_input(str(path))
     refuse_missing(Path(model))
     from ziggurat.exchange.argos import package_choices
-    from ziggurat.exchange.exporter import Gate, export_model
+    from ziggurat.exchange.exporter import export_model
+    from ziggurat.exchange.verification import Gate
 
     package = package_choices(metadata or [], splitter) if metadata or splitter is not None else None
     most = Gate.tolerance if tolerance is None else tolerance

@@ -67,10 +67,9 @@ class PackageChoices:
     metadata: Mapping[str, str] = field(default_factory=dict)
     splitter: Path | None = None
 
-    def words(self) -> list[str]:
-        """Return the command-line options that express these choices."""
-        said = [word for key, value in self.metadata.items() for word in ("--metadata", f"{key}={value}")]
-        return said if self.splitter is None else [*said, "--splitter", str(self.splitter)]
+    def options(self) -> dict[str, object]:
+        """Return the command-line options that express these choices, by name."""
+        return {"metadata": [f"{key}={value}" for key, value in self.metadata.items()], "splitter": self.splitter}
 
 
 def package_choices(metadata: Sequence[str], splitter: Path | None) -> PackageChoices:

@@ -314,7 +314,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
                 )
             if others := [name for name in files if name not in names]:
                 said = printable(", ".join(others), 200)
-                warnings.warn(f"{folder}: {printable(', '.join(names), 200)} is used, not {said}", stacklevel=4)
+                warnings.warn(f"{folder}: {printable(', '.join(names), 200)} is used, not {said}", stacklevel=5)
             tensors: dict[str, Tensor] = {}
             for name in names:
                 path = inside(folder, name)

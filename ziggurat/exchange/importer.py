@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,49 +63,12 @@ def import_checkpoint(
     pair = None if languages is None else language_pair(languages)
     if len(dictionaries) > 2 or len(models) > 2:
         raise ConfigError("`--dictionary` and `--sentencepiece` may be given once, or once for each side")
-    check_name(checkpoint)
-    recover(checkpoint)
-    if not checkpoint.is_dir():
-        refuse_file(checkpoint)
-    elif not is_marian(checkpoint):
-        refuse_folder(checkpoint)
-    if not checkpoint.exists():
-        raise DataError(f"{checkpoint}: no such file or folder")
-    listed: ShortlistTable | None = None
-    if is_marian(checkpoint):
-        model = read_marian(checkpoint, dictionaries, models, pair)
-        listed = shortlist_beside(checkpoint, model)
-    elif checkpoint.is_dir():
-        if dictionaries:
-            raise ConfigError(
-                f"{checkpoint}: a transformers folder has its vocabulary in vocab.json; leave out `--dictionary`"
-            )
-        model = read_huggingface(checkpoint, models, pair)
-    elif checkpoint.suffix == ".bin":
-        raise DataError(
-            f"{checkpoint}: name the folder of a pytorch_model.bin; a binary Marian model begins with another number"
-        )
-    else:
-        model = read_fairseq(checkpoint, dictionaries, models, pair)
-    if model.notes:
-        warnings.warn(f"{checkpoint}: not taken over: {', '.join(model.notes)}", UserWarning, stacklevel=2)
-    for one in model.unmatched:
-        warnings.warn(f"{checkpoint}: {one}", UserWarning, stacklevel=2)
-    segmenter = segmented_by(model.source_ids)
-    if segmenter is not None and not isinstance(model.source, SentencePieceTokenizer):
-        remedy = "Give its model with `--sentencepiece`, or pass" if "SentencePiece" in segmenter else "Pass"
-        joined = any(name in segmenter for name in ("@@", "SentencePiece"))
-        written = "joined again" if joined else "written as such pieces"
-        warnings.warn(
-            f"{checkpoint}: its tokens are pieces of {segmenter}, but no segmenter is imported. {remedy} "
-            f"segmented text; translations are {written}",
-            UserWarning,
-            stacklevel=2,
-        )
-    given: list[Path | str] = [word for path in dictionaries for word in ("--dictionary", path)]
-    given += [word for path in models for word in ("--sentencepiece", path)]
-    given += ["--languages", languages] if languages is not None else []
-    again = made_by("import", checkpoint, *given, "--out", out, "--force")
+    model = _read(checkpoint, dictionaries, models, pair)
+    listed = shortlist_beside(checkpoint, model) if is_marian(checkpoint) else None
+    for said in _losses(model):
+        warnings.warn(f"{checkpoint}: {said}", UserWarning, stacklevel=2)
+    given = {"dictionary": list(dictionaries), "sentencepiece": list(models), "languages": languages}
+    again = made_by("import", checkpoint, **given, out=out, force=True)
     parameters = _write_imported(model, out, again, listed)
     return {
         "out": str(out),
@@ -116,6 +79,49 @@ def import_checkpoint(
         "not_taken_over": list(model.notes),
         "shortlist": None if listed is None else str(out / SHORTLIST_FILE),
     }
+
+
+def _read(
+    checkpoint: Path, dictionaries: Sequence[Path], models: Sequence[Path], pair: tuple[str, str] | None
+) -> ForeignModel:
+    """Return the model in a file or folder, read as its toolkit's. Raises as `import_checkpoint` does."""
+    check_name(checkpoint)
+    recover(checkpoint)
+    if not checkpoint.is_dir():
+        refuse_file(checkpoint)
+    elif not is_marian(checkpoint):
+        refuse_folder(checkpoint)
+    if not checkpoint.exists():
+        raise DataError(f"{checkpoint}: no such file or folder")
+    if is_marian(checkpoint):
+        return read_marian(checkpoint, dictionaries, models, pair)
+    if checkpoint.is_dir():
+        if dictionaries:
+            raise ConfigError(
+                f"{checkpoint}: a transformers folder has its vocabulary in vocab.json; leave out `--dictionary`"
+            )
+        return read_huggingface(checkpoint, models, pair)
+    if checkpoint.suffix == ".bin":
+        raise DataError(
+            f"{checkpoint}: name the folder of a pytorch_model.bin; a binary Marian model begins with another number"
+        )
+    return read_fairseq(checkpoint, dictionaries, models, pair)
+
+
+def _losses(model: ForeignModel) -> Iterator[str]:
+    """Yield what the imported model lacks or does differently, for warnings."""
+    if model.notes:
+        yield f"not taken over: {', '.join(model.notes)}"
+    yield from map(str, model.unmatched)
+    segmenter = segmented_by(model.source_ids)
+    if segmenter is not None and not isinstance(model.source, SentencePieceTokenizer):
+        remedy = "Give its model with `--sentencepiece`, or pass" if "SentencePiece" in segmenter else "Pass"
+        joined = any(name in segmenter for name in ("@@", "SentencePiece"))
+        written = "joined again" if joined else "written as such pieces"
+        yield (
+            f"its tokens are pieces of {segmenter}, but no segmenter is imported. {remedy} segmented text; "
+            f"translations are {written}"
+        )
 
 
 _CODE = re.compile(r"[a-z]{2,3}([-_][A-Z][a-z]{3})?([-_]([A-Z]{2}|[0-9]{3}))?")

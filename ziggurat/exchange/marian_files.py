@@ -229,10 +229,10 @@ def _final(folder: Path) -> Path:
         missing = "holds no Marian model" if not left else f"has {_several(left)}; name the file of one"
         raise DataError(f"{folder}: {missing}")
     if others:
-        warnings.warn(f"{folder}: {left[0]} is used, the last of its training, not {', '.join(others)}", stacklevel=5)
+        warnings.warn(f"{folder}: {left[0]} is used, the last of its training, not {', '.join(others)}", stacklevel=6)
     if binary := [file.name for file in _binary_in(folder) if file not in models]:
         warnings.warn(
-            f"{folder}: {left[0]} is used, whose weights are not rounded, not {', '.join(binary)}", stacklevel=5
+            f"{folder}: {left[0]} is used, whose weights are not rounded, not {', '.join(binary)}", stacklevel=6
         )
     return inside(folder, left[0])
 
@@ -272,7 +272,7 @@ def _vocabulary(folder: Path, start: Path, name: str, written: Path) -> Path:
         return beside
     if beside.is_file() or named.is_absolute() or ".." in named.parts or not below.is_file():
         if beside.is_file() and len(named.parts) > 1:
-            warnings.warn(f"{written}: names {printable(name)}; {beside} is used", stacklevel=6)
+            warnings.warn(f"{written}: names {printable(name)}; {beside} is used", stacklevel=7)
         return beside
     return below
 

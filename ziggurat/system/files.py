@@ -175,9 +175,17 @@ def write_checksums(
     write_atomically(folder / CHECKSUMS_FILE, content)
 
 
-def made_by(*words: object) -> str:
-    """Return the `again` of a folder written by a verb of ziggurat; `words` are its command, quoted for the shell."""
-    return f"`{shlex.join(['ziggurat', *map(str, words)])}` writes the folder again"
+def made_by(verb: str, *arguments: object, **options: object) -> str:
+    """Return the `again` of a folder that a verb of ziggurat has written: the verb's command, quoted for the shell.
+
+    An option is left out if it is None, has no value if it is True, and is repeated for each value in a list.
+    """
+    words = ["ziggurat", verb, *map(str, arguments)]
+    for name, given in options.items():
+        for value in given if isinstance(given, list) else [given]:
+            if value is not None:
+                words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return f"`{shlex.join(words)}` writes the folder again"
 
 
 def check_folder(folder: Path) -> frozenset[str]:

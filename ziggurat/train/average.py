@@ -231,8 +231,8 @@ def average_run(
     out = out or run / AVERAGED
     tensors = mean_weights([folder / MODEL_FILE for folder in folders])
     stage = without_lora(stage_experiment(experiment, read_progress(folders[-1]).stage))
-    where = () if out == run / AVERAGED else ("--out", out, "--force")
-    again = made_by("average", run, "--checkpoints", selection, *where)
+    where: dict[str, object] = {} if out == run / AVERAGED else {"out": out, "force": True}
+    again = made_by("average", run, checkpoints=selection, **where)
     with building(out) as folder:
         fill_model_directory(folder, tensors, stage, run, again=again)
         if score is not None:

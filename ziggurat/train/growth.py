@@ -156,10 +156,8 @@ def grow_model(
     source, target = opened.tokenizers
     grown = build_model(config, source.size, target.size, seed=opened.experiment.training.seed)
     grow_weights(grown, weights(opened.model), plan)
-    chosen = ("--which", which) if which is not None else ()
-    sizes = [("--layers", layers), ("--decoder-layers", decoder_layers)]
-    deeper = [word for pair in sizes if pair[1] is not None for word in pair]
-    again = made_by("grow", path, *deeper, "--copy", strategy, *chosen, "--out", out, "--force")
+    deeper = {"layers": layers, "decoder_layers": decoder_layers}
+    again = made_by("grow", path, **deeper, copy=strategy, which=which, out=out, force=True)
     # Nothing is frozen, because frozen layers may have new numbers now.
     grown_experiment = _with_guided_layer(of_depth(opened.experiment, config, freeze=[]), plan)
     write_model_directory(out, weights(grown), grown_experiment, opened.directory, again=again)

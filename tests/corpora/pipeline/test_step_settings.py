@@ -22,7 +22,7 @@ from ziggurat.corpora.synthesis.backtranslation import BackTranslationJob
 from ziggurat.corpora.synthesis.cross_entropy import FilterJob
 from ziggurat.corpora.synthesis.lines import PairFilter
 from ziggurat.exchange.argos import PackageChoices
-from ziggurat.exchange.exporter import Gate
+from ziggurat.exchange.verification import Gate
 from ziggurat.system.errors import ConfigError, DataError
 
 W = Path("w")

@@ -19,7 +19,7 @@ from ziggurat.corpora.jobs.job import Work
 from ziggurat.corpora.synthesis.backtranslation import BackTranslationJob
 from ziggurat.corpora.synthesis.cross_entropy import FilterJob, filter_pairs
 from ziggurat.corpora.synthesis.lines import PairFilter
-from ziggurat.exchange.exporter import compare, search_settings
+from ziggurat.exchange.verification import compare, search_settings
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.translate.results import TranslationWarning
 from ziggurat.translate.translator import Translator, load_translator

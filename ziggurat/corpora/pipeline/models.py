@@ -363,7 +363,8 @@ class ExportStep(Step):
 
     def work(self, folder: Path) -> None:
         """Write the export."""
-        from ziggurat.exchange.exporter import Gate, export_model
+        from ziggurat.exchange.exporter import export_model
+        from ziggurat.exchange.verification import Gate
 
         tolerance = self._target.tolerance
         with in_fresh_state():
