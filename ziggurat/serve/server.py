@@ -109,8 +109,8 @@ class _BoundedHead(h11.Connection):
         return super().next_event()
 
 
-def with_timeouts(limits: LimitsConfig, most: int = 2 * CONNECTIONS) -> type[H11Protocol]:
-    """Return uvicorn's HTTP/1.1, corrected in four places.
+class _TimedProtocol(H11Protocol):
+    """Uvicorn's HTTP/1.1, corrected in four places.
 
     - With too many connections it refuses requests but keeps the connections, until no descriptors are left. Here,
       connections beyond `most` get a 503 and are closed at once.
@@ -123,78 +123,82 @@ def with_timeouts(limits: LimitsConfig, most: int = 2 * CONNECTIONS) -> type[H11
       log.
     """
 
-    class TimedProtocol(H11Protocol):
-        _reading: asyncio.TimerHandle | None = None
-        _writing: asyncio.TimerHandle | None = None
-        _lingering: asyncio.TimerHandle | None = None
-        _discarded = 0
-        conn: _BoundedHead
+    limits: LimitsConfig
+    most: int
+    _reading: asyncio.TimerHandle | None = None
+    _writing: asyncio.TimerHandle | None = None
+    _lingering: asyncio.TimerHandle | None = None
+    _discarded = 0
+    conn: _BoundedHead
 
-        def __init__(self, *arguments: Any, **named: Any) -> None:
-            super().__init__(*arguments, **named)
-            self.conn = _BoundedHead(h11.SERVER, HEAD)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.conn = _BoundedHead(h11.SERVER, HEAD)
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            if len(self.connections) > most:
-                transport.write(_FULL)
-                transport.close()
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.most:
+            transport.write(_FULL)
+            transport.close()
+            return
+        transport.set_write_buffer_limits(high=0)  # be notified of any unwritten data, however little
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering is not None:
+            self._discarded += len(data)
+            if self._discarded > DISCARDED:
+                self.transport.close()
+            return
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._reading, self._writing, self._lingering):
+            _cancel(timer)
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        patience = self.limits.writing_seconds + self.transport.get_write_buffer_size() / BYTES_PER_SECOND
+        self._writing = self.loop.call_later(patience, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        _cancel(self._writing)
+
+    def send_400_response(self, msg: str) -> None:
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True  # the application's output now reaches no one
+            cycle.message_event.set()
+            if cycle.response_started:
+                self.transport.close()
                 return
-            transport.set_write_buffer_limits(high=0)  # be notified of any unwritten data, however little
-            self._watch()
+        self._refuse(431 if self.conn.too_large else 400, msg)
 
-        def data_received(self, data: bytes) -> None:
-            if self._lingering is not None:
-                self._discarded += len(data)
-                if self._discarded > DISCARDED:
-                    self.transport.close()
-                return
-            super().data_received(data)
-            self._watch()
+    def _watch(self) -> None:
+        if self._lingering is not None or self.conn.their_state is not h11.IDLE:
+            _cancel(self._reading)  # the body has a separate limit (BodyLimit)
+            self._reading = None
+        elif self._reading is None:
+            self._reading = self.loop.call_later(self.limits.reading_seconds, self._refuse, 408, "")
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            for timer in (self._reading, self._writing, self._lingering):
-                _cancel(timer)
-            super().connection_lost(exc)
+    def _refuse(self, status: int, said: str) -> None:
+        """Respond without the application, and close once the client has had time to read it."""
+        if self.transport.is_closing():
+            return
+        top = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nConnection: close\r\nContent-Length: {len(said)}"
+        kind = "Content-Type: text/plain; charset=utf-8"
+        self.transport.write(f"{top}\r\n{kind}\r\n\r\n{said}".encode("ascii"))
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._lingering = self.loop.call_later(LINGER, self.transport.close)
 
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            patience = limits.writing_seconds + self.transport.get_write_buffer_size() / BYTES_PER_SECOND
-            self._writing = self.loop.call_later(patience, self.transport.abort)
 
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            _cancel(self._writing)
-
-        def send_400_response(self, msg: str) -> None:
-            cycle = self.cycle
-            if cycle is not None and not cycle.response_complete:
-                cycle.disconnected = True  # the application's output now reaches no one
-                cycle.message_event.set()
-                if cycle.response_started:
-                    self.transport.close()
-                    return
-            self._refuse(431 if self.conn.too_large else 400, msg)
-
-        def _watch(self) -> None:
-            if self._lingering is not None or self.conn.their_state is not h11.IDLE:
-                _cancel(self._reading)  # the body has a separate limit (BodyLimit)
-                self._reading = None
-            elif self._reading is None:
-                self._reading = self.loop.call_later(limits.reading_seconds, self._refuse, 408, "")
-
-        def _refuse(self, status: int, said: str) -> None:
-            """Respond without the application, and close once the client has had time to read it."""
-            if self.transport.is_closing():
-                return
-            top = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nConnection: close\r\nContent-Length: {len(said)}"
-            kind = "Content-Type: text/plain; charset=utf-8"
-            self.transport.write(f"{top}\r\n{kind}\r\n\r\n{said}".encode("ascii"))
-            self.transport.write_eof()
-            self.flow.resume_reading()
-            self._lingering = self.loop.call_later(LINGER, self.transport.close)
-
-    return TimedProtocol
+def with_timeouts(limits: LimitsConfig, most: int = 2 * CONNECTIONS) -> type[H11Protocol]:
+    """Return the protocol with these limits as attributes of the class, because uvicorn makes the instances."""
+    return type("TimedProtocol", (_TimedProtocol,), {"limits": limits, "most": most})
 
 
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\nRetry-After: 10\r\n\r\n"
