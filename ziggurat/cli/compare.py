@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ziggurat.cli.engine import ModelOptions, open_engine, warnings_shown
+from ziggurat.cli.engine import ModelOptions, model_languages, open_engine, warnings_shown
 from ziggurat.cli.output import (
     OUT,
     Device,
@@ -261,8 +261,6 @@ def _compare(options: SystemOptions, *, train_target: Sequence[str], output: str
     `train_target` are paths to the training text's target side; `output` is the folder for the models' translations.
     """
     from ziggurat.evaluate.comparison import System, compare
-    from ziggurat.model.directory import common_weights
-    from ziggurat.model.run_folder import CHECKPOINTS
 
     # (1) Read and pair texts and check options and metrics before a model is opened.
     systems = parse_systems(options.systems)
@@ -272,31 +270,18 @@ def _compare(options: SystemOptions, *, train_target: Sequence[str], output: str
     files, sources = _read(options, references, [path for path in paths if path not in models], models)
     for path in train_target:
         check_input(path)
-    scoring, opening = options.scoring, options.opening
-    of_models = opening.settings or output or scoring.tag or opening.which or opening.threads
-    if not models and (of_models or (opening.device != "auto" and scoring.comet is None)):
-        raise ConfigError(
-            "decoding settings, `--output`, `--tag`, `--which`, `--threads` and (except for COMET) `--device` "
-            "are for models; all systems are files of translations"
-        )
+    _check_options(options, models, output)
+    scoring = options.scoring
+    language = model_languages(models[0], options.opening, converted=True)[1] if models else None
+    test_set = scoring.test_set(references, sources, language)
     # The sentence tables need BLEU and chrF, whatever metrics are requested.
-    needed = list(dict.fromkeys((*scoring.metrics, "bleu", "chrf")))
-    test_set = scoring.test_set(references, sources)
-    language_known = test_set.target_language is not None or not models
-    if language_known:
-        check_test_set(test_set, needed, scoring.comet, compare=True)
+    check_test_set(test_set, dict.fromkeys((*scoring.metrics, "bleu", "chrf")), scoring.comet, compare=True)
     folder = output_folder(output)
     inputs = [options.source, *options.references, *train_target, *files]
     for name, of_system in systems:
         for seed in range(1, len(of_system) + 1):
             refuse_overwriting(kept_file(folder, f"{name}.{seed}"), *inputs)
-    runs = [Path(path) for path in models if (Path(path) / CHECKPOINTS).is_dir()]
-    if opening.which is None and (which := common_weights(runs)):
-        say(
-            "warning: not all of these runs have averaged weights, and averaging by itself raises scores; "
-            f"`--which {which}` compares like with like"
-        )
-    # (2) Collect outputs, one for each path. The first model gives the language if no option did.
+    # (2) Collect outputs, one for each path.
     found = []
     for name, of_system in systems:
         outputs, origins = [], []
@@ -306,11 +291,7 @@ def _compare(options: SystemOptions, *, train_target: Sequence[str], output: str
                 origins.append(path)
                 continue
             assert sources is not None
-            with warnings_shown(), open_engine([path], opening, lines=len(sources)) as translator:
-                if not language_known:
-                    test_set = scoring.test_set(references, sources, translator.target_language)
-                    check_test_set(test_set, needed, scoring.comet, compare=True)
-                    language_known = True
+            with warnings_shown(), open_engine([path], options.opening, lines=len(sources)) as translator:
                 outputs.append(translated(translator, sources, kept_file(folder, f"{name}.{seed}"), scoring.tag))
                 origins.append(translator.origin)
         warn_of_sides(outputs[0], test_set, f"the output of {printable(name)}")
@@ -334,6 +315,26 @@ def _compare(options: SystemOptions, *, train_target: Sequence[str], output: str
         print(comparison_table(comparison, scoring.table))
     else:
         print(comparison_text(comparison))
+
+
+def _check_options(options: SystemOptions, models: Sequence[str], output: str | None) -> None:
+    """Raise ConfigError for options of models if there are none; warn of runs with different kinds of weights."""
+    from ziggurat.model.directory import common_weights
+    from ziggurat.model.run_folder import CHECKPOINTS
+
+    scoring, opening = options.scoring, options.opening
+    of_models = opening.settings or output or scoring.tag or opening.which or opening.threads
+    if not models and (of_models or (opening.device != "auto" and scoring.comet is None)):
+        raise ConfigError(
+            "decoding settings, `--output`, `--tag`, `--which`, `--threads` and (except for COMET) `--device` "
+            "are for models; all systems are files of translations"
+        )
+    runs = [Path(path) for path in models if (Path(path) / CHECKPOINTS).is_dir()]
+    if opening.which is None and (which := common_weights(runs)):
+        say(
+            "warning: not all of these runs have averaged weights, and averaging by itself raises scores; "
+            f"`--which {which}` compares like with like"
+        )
 
 
 def _read(

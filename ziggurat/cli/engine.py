@@ -67,14 +67,19 @@ def open_model(paths: Sequence[str], options: ModelOptions, *, lines: int | None
     return translator
 
 
-def model_languages(path: str, options: ModelOptions) -> tuple[str, str]:
-    """Return the source and target language of a model without opening it; empty if unknown."""
+def model_languages(path: str, options: ModelOptions, *, converted: bool = False) -> tuple[str, str]:
+    """Return the source and target language of a model without opening it; empty if unknown.
+
+    `converted`: the folder may be one for CTranslate2 that another toolkit wrote, whose languages are unknown.
+    """
     from ziggurat.config import load_experiment
     from ziggurat.model.run_folder import config_file
     from ziggurat.translate.engines import export_folder
 
     _refuse_missing([path])
-    served = export_folder(options.engine, [path], which=options.which, without_layers=options.without_layers)
+    served = export_folder(
+        options.engine, [path], which=options.which, without_layers=options.without_layers, converted=converted
+    )
     config = config_file(served or Path(path).expanduser())
     if not config.is_file():
         return "", ""

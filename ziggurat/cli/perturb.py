@@ -45,7 +45,6 @@ from ziggurat.cli.scoring import translated, warn_of_sides
 from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
-    from ziggurat.evaluate.perturbations import SystemOutputs
     from ziggurat.evaluate.significance import Effect, PairwiseTest, Robustness
 
 _SIGNIFICANT = 0.05
@@ -153,28 +152,22 @@ def _perturb(
         check_page(page, "--page", options.source, *options.references)
         if find_spec("jinja2") is None:  # checked here, before hours of translating
             raise ConfigError("`--page` needs jinja2: pip install 'ziggurat-mt[report]'")
-    # (2) Every system translates all lines, perturbed and not, in one go. The first model gives the languages.
-    perturbed: PerturbedSet | None = None
-    found: list[SystemOutputs] = []
-    origins = []
-    test_set = scoring.test_set(references, sources)
+    # The first model gives the languages. Upper-casing depends on the source's: in Turkish, capital `i` has a dot.
+    languages = model_languages(systems[0][1], options.opening)
+    test_set = scoring.test_set(references, sources, languages[1])
+    check_test_set(test_set, scoring.metrics, None)
+    perturbed = PerturbedSet(perturbations, sources, references, languages, seed)
+    # (2) Every system translates all lines, perturbed and not, in one go.
+    found, origins = [], []
     for name, path in systems:
         members = [path, *ensemble]
         with warnings_shown(), open_engine(members, options.opening, lines=len(sources)) as translator:
-            if perturbed is None:
-                test_set = scoring.test_set(references, sources, translator.target_language)
-                check_test_set(test_set, scoring.metrics, None)
-                # Upper-casing depends on the source language: in Turkish, capital `i` has a dot.
-                languages = (model_languages(path, options.opening)[0], translator.target_language)
-                perturbed = PerturbedSet(perturbations, sources, references, languages, seed)
             outputs = perturbed.outputs(translated(translator, perturbed.texts, None, scoring.tag))
             warn_of_sides(outputs.plain, test_set, f"the output of {printable(name)}")
             found.append(outputs)
-            origins.append(translator.origin)
-    assert perturbed is not None
+            origins.append((name, translator.origin))
     # (3) Report the cost
-    named_systems = [(name, origin) for (name, _), origin in zip(systems, origins, strict=True)]
-    results = perturbed.judged(named_systems, found, scoring.metrics, test_set)
+    results = perturbed.judged(origins, found, scoring.metrics, test_set)
     if page != "-":  # `-`: standard output holds the page
         if json:
             print_json(results.as_record())
