@@ -67,41 +67,23 @@ def write_ctranslate2(
 
     Raises ConfigError if ctranslate2 is not installed.
     """
-    specs = _specs()
-    transformer = specs.transformer_spec
-    activation = {
-        "relu": specs.common_spec.Activation.RELU,
-        "gelu": specs.common_spec.Activation.GELU,
-        "silu": specs.common_spec.Activation.SWISH,
-        "swiglu": specs.common_spec.Activation.SWISH,
-    }[anatomy.activation]
+    transformer = _specs().transformer_spec
     aligned = aligned or AlignmentHead()
-    encoder, decoder = (
-        with_epsilon(anatomy.encoder, anatomy.decoder.epsilon),
-        with_head_first(anatomy.decoder, aligned),
+    encoder = with_epsilon(anatomy.encoder, anatomy.decoder.epsilon)
+    decoder = with_head_first(anatomy.decoder, aligned)
+    source = _stack_spec(transformer.TransformerEncoderSpec, encoder, anatomy, positions)
+    target = _stack_spec(
+        transformer.TransformerDecoderSpec,
+        decoder,
+        anatomy,
+        positions,
+        alignment_layer=aligned.layer,
+        # CTranslate2 takes the mean over the first heads of a single layer.
+        alignment_heads=decoder.heads if aligned.head is None else 1,
     )
-    # CTranslate2 takes the mean over the first heads of a single layer.
-    alignment = {"alignment_layer": aligned.layer, "alignment_heads": decoder.heads if aligned.head is None else 1}
-    sides = []
-    for stack, kind, more in (
-        (encoder, transformer.TransformerEncoderSpec, {}),
-        (decoder, transformer.TransformerDecoderSpec, alignment),
-    ):
-        side = kind(
-            len(stack.layers),
-            stack.heads,
-            pre_norm=stack.pre_norm,
-            activation=activation,
-            relative_position=stack.layers[0].self_attn.key_table is not None,
-            ffn_glu=anatomy.activation == "swiglu",
-            rms_norm=anatomy.norm == "rms",
-            **more,
-        )
-        _fill_stack(side, stack, positions)
-        sides.append(side)
-    _fill(sides[1].projection, anatomy.output)
-    sides[1].start_from_zero_embedding = decoder.zero_start
-    spec = transformer.TransformerSpec(*sides)
+    _fill(target.projection, anatomy.output)
+    target.start_from_zero_embedding = decoder.zero_start
+    spec = transformer.TransformerSpec(source, target)
     _register(spec, tokenizers, anatomy)
     spec.config.layer_norm_epsilon = decoder.epsilon
     spec.validate()
@@ -155,7 +137,24 @@ def _register(spec: Any, tokenizers: Sequence[Tokenizer], anatomy: Anatomy) -> N
     spec.config.add_source_eos = True
 
 
-def _fill_stack(side: Any, stack: StackMatrices, positions: int) -> None:
+def _stack_spec(kind: Any, stack: StackMatrices, anatomy: Anatomy, positions: int, **more: int) -> Any:
+    """Return the specification `kind` of a stack, filled with its matrices; `more` are arguments of this kind alone."""
+    activations = _specs().common_spec.Activation
+    side = kind(
+        len(stack.layers),
+        stack.heads,
+        pre_norm=stack.pre_norm,
+        activation={
+            "relu": activations.RELU,
+            "gelu": activations.GELU,
+            "silu": activations.SWISH,
+            "swiglu": activations.SWISH,
+        }[anatomy.activation],
+        relative_position=stack.layers[0].self_attn.key_table is not None,
+        ffn_glu=anatomy.activation == "swiglu",
+        rms_norm=anatomy.norm == "rms",
+        **more,
+    )
     embedding = side.embeddings[0] if isinstance(side.embeddings, list) else side.embeddings
     embedding.weight = _array(stack.embedding)
     side.scale_embeddings = np.dtype("float32").type(stack.scale) if stack.scale != 1 else False
@@ -166,6 +165,7 @@ def _fill_stack(side: Any, stack: StackMatrices, positions: int) -> None:
         _fill_norm(side.layer_norm, stack.final_norm)
     for spec, layer in zip(side.layer, stack.layers, strict=True):
         _fill_layer(spec, layer)
+    return side
 
 
 def _fill_layer(spec: Any, layer: LayerMatrices) -> None:

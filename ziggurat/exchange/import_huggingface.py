@@ -175,23 +175,17 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
     if unknown := _unknown(config, tensors):
         raise ExportError(f"{folder}: {unknown}; is it a plain Transformer?")
     source_ids = _read(folder, "vocab.json", _Ids).root
-    tokenizers = _read(folder, "tokenizer_config.json", TokenizerConfig, TokenizerConfig())
-    target_ids = _read(folder, "target_vocab.json", _Ids).root if tokenizers.separate_vocabs else source_ids
+    told = _read(folder, "tokenizer_config.json", TokenizerConfig, TokenizerConfig())
+    target_ids = _read(folder, "target_vocab.json", _Ids).root if told.separate_vocabs else source_ids
     anatomy = _anatomy(config, tensors)
     if config.model_type == "m2m_100":
-        refuse_languages_apart(folder, source_ids, anatomy.encoder.embedding.shape[0], tokenizers.num_madeup_words)
+        refuse_languages_apart(folder, source_ids, anatomy.encoder.embedding.shape[0], told.num_madeup_words)
     files = list(models) or [inside(folder, f"{side}.spm") for side in ("source", "target")]
-    models_alone = [
-        read_segmenter(file, remedy="; name the SentencePiece model with `--sentencepiece`")
-        for file in (files[0], files[-1])
-    ]
-    tags = tokenizers.tags(source_ids, models_alone)
-    source, target = (SentencePieceTokenizer(side.model, tags=tags) for side in models_alone)
-    source, target = with_vocabularies(source, target, source_ids, target_ids)
+    source, target = _tokenizers(files, told, source_ids, target_ids)
     # Begin-of-sentence and tags are never written here either; they are ruled out after normalising, as in
     # transformers.
     ours = {target_ids.get(piece) for piece in target.pieces([target.bos, *target.tags.values()])}
-    named = (tokenizers.source_lang or "source", tokenizers.target_lang or "target")
+    named = (told.source_lang or "source", told.target_lang or "target")
     return ForeignModel(
         kind=config.model_type,
         anatomy=anatomy,
@@ -199,17 +193,14 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
         source_ids=source_ids,
         target_ids=target_ids,
         control=ControlIds(
-            config.pad_token_id,
-            source_ids.get("<unk>", config.pad_token_id),
-            config.eos_token_id,
-            first,
+            config.pad_token_id, source_ids.get("<unk>", config.pad_token_id), config.eos_token_id, first
         ),
         source=source,
         target=target,
         languages=languages or named,
         decoding=decoding_of(generation, config.max_position_embeddings),
         never=ruled_out(generation, {config.pad_token_id, *ours}),
-        notes=(*notes_of(generation), *tokenizers.unknown(source_ids)),
+        notes=(*notes_of(generation), *told.unknown(source_ids)),
     ).checked(str(folder))
 
 
@@ -343,6 +334,19 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
 
 def _pickled(path: Path) -> dict[str, Tensor]:
     return tensors_of(path, load_pickled(path, "weights"))
+
+
+def _tokenizers(
+    files: Sequence[Path], told: TokenizerConfig, source_ids: Mapping[str, int], target_ids: Mapping[str, int]
+) -> tuple[SentencePieceTokenizer, SentencePieceTokenizer]:
+    """Return the tokenizers of source and target, with the languages' tags, from one SentencePiece model or two."""
+    alone = [
+        read_segmenter(file, remedy="; name the SentencePiece model with `--sentencepiece`")
+        for file in (files[0], files[-1])
+    ]
+    tags = told.tags(source_ids, alone)
+    source, target = (SentencePieceTokenizer(side.model, tags=tags) for side in alone)
+    return with_vocabularies(source, target, source_ids, target_ids)
 
 
 def _anatomy(config: _Config, tensors: Mapping[str, Tensor]) -> Anatomy:

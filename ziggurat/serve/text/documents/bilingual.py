@@ -71,61 +71,75 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
     if root is None or root.name != "xliff":
         raise DataError(f"{name}: not XLIFF (its element is {root.name if root else 'missing'!r})")
     second = root.attributes.get("version", "").startswith("2")
-    unit = "segment" if second else "trans-unit"
-    ends, most, kept = xml_ends(xml.tokens), _limits(xml.tokens), _preserved(xml.tokens)
+    unit, holder = ("segment", "xliff") if second else ("trans-unit", "file")
+    source, target = ("srcLang", "trgLang") if second else ("source-language", "target-language")
+    for token in xml.tokens:
+        if token.kind == "open" and token.name == holder:
+            settings.refuse_languages(token.attributes.get(source, ""), token.attributes.get(target, ""), name)
+    notices = TextNotices()
+    template = _with_targets(xml, unit, _Units(xml.tokens, notices, second=second).filled, settings, notices)
+    if settings.target:
+        _named(template, xml, holder, target, settings.target)
+    return (yield from file_work(template, xml, settings, notices))
 
-    def filled(place: int) -> tuple[int, int, Template] | None:
+
+class _Units:
+    """The units of XLIFF 1.2, or the segments of XLIFF 2 (`second`).
+
+    Args:
+        tokens: the file.
+        notices: receives units that are left out, or whose target is too long.
+        second: whether it is version 2.
+    """
+
+    def __init__(self, tokens: Sequence[Token], notices: TextNotices, *, second: bool) -> None:
+        self.tokens, self.notices, self.second = tokens, notices, second
+        self.ends, self.most, self.kept = xml_ends(tokens), _limits(tokens), _preserved(tokens)
+
+    def filled(self, place: int) -> tuple[int, int, Template] | None:
         """Return the range in which a unit is replaced (or its target inserted), and the replacement."""
-        within = _children(xml.tokens, ends, place)
+        tokens, ends = self.tokens, self.ends
+        within = _children(tokens, ends, place)
         source, target = within.get("source"), within.get("target")
         if source is None or source not in ends:
             return None
         cut = within["seg-source"] if within.get("seg-source") in ends else source  # if a tool has split it
-        segment = xml.tokens[place]
-        state = (segment if second or target is None else xml.tokens[target]).attributes.get("state")
+        segment = tokens[place]
+        state = (segment if self.second or target is None else tokens[target]).attributes.get("state")
         said = dict[str, str]()
-        if target is not None and state not in _UNTRANSLATED_STATES and _has_text(xml.tokens, ends, target):
-            said = _segments(xml.tokens, ends, target)
-            if not said or not _segments(xml.tokens, ends, cut).keys() - said.keys():
+        if target is not None and state not in _UNTRANSLATED_STATES and _has_text(tokens, ends, target):
+            said = _segments(tokens, ends, target)
+            if not said or not _segments(tokens, ends, cut).keys() - said.keys():
                 return None
-        called = f"unit {printable(segment.attributes.get('id', '?'), 40)}"
-        if _is_key(xml.tokens[source + 1 : ends[source]]):
-            notices.add("for_programs", called)
+        if _is_key(tokens[source + 1 : ends[source]]):
+            self.notices.add("for_programs", self._called(place))
             return None
-        _tell_flows(xml.tokens, ends, cut, called, notices)
-        template = _target_template(_in_lines(_with_segments(xml.tokens, ends, cut, said), preserved=cut in kept))
-        if place in most:
-            template = [TemplateGroup(template, finish=partial(measured, place))]
-        tag = _target_tag(xml.tokens[source], None if target is None else xml.tokens[target])
+        _tell_flows(tokens, ends, cut, self._called(place), self.notices)
+        template = _target_template(_in_lines(_with_segments(tokens, ends, cut, said), preserved=cut in self.kept))
+        if place in self.most:
+            template = [TemplateGroup(template, finish=partial(self._measured, place))]
+        tag = _target_tag(tokens[source], None if target is None else tokens[target])
         closing = f"</{tag[1:].split()[0]}>"
-        done: Template = [f"{tag}{'' if second else _REVIEW}>", *template, closing]
+        done: Template = [f"{tag}{'' if self.second else _REVIEW}>", *template, closing]
         if target is None:
-            gap = xml.tokens[source - 1].raw if xml.tokens[source - 1].kind == "text" else ""
+            gap = tokens[source - 1].raw if tokens[source - 1].kind == "text" else ""
             begin = end = ends[cut] + 1
             done = [gap, *done]
         else:
             begin, end = target, ends.get(target, target) + 1
-        tag = _unit_tag(segment.raw, has_state=second and state is not None)
+        tag = _unit_tag(segment.raw, has_state=self.second and state is not None)
         if tag != segment.raw:
-            return place, end, [tag, *(token.raw for token in xml.tokens[place + 1 : begin]), *done]
+            return place, end, [tag, *(token.raw for token in tokens[place + 1 : begin]), *done]
         return begin, end, done
 
-    notices = TextNotices()
-
-    def measured(place: int, text: str) -> str:
+    def _measured(self, place: int, text: str) -> str:
         """Return a target's content; it is reported if longer than its unit allows."""
-        if len(unescape(_ANY_TAG.sub("", _CDATA.sub("", text)))) > most[place]:
-            notices.add("too_long", f"unit {printable(xml.tokens[place].attributes.get('id', '?'), 40)}")
+        if len(unescape(_ANY_TAG.sub("", _CDATA.sub("", text)))) > self.most[place]:
+            self.notices.add("too_long", self._called(place))
         return text
 
-    states, begins = ("srcLang", "trgLang") if second else ("source-language", "target-language")
-    for token in xml.tokens:
-        if token.kind == "open" and token.name == ("xliff" if second else "file"):
-            settings.refuse_languages(token.attributes.get(states, ""), token.attributes.get(begins, ""), name)
-    template = _with_targets(xml, unit, filled, settings, notices)
-    if settings.target:
-        _named(template, xml, "xliff" if second else "file", begins, settings.target)
-    return (yield from file_work(template, xml, settings, notices))
+    def _called(self, place: int) -> str:
+        return f"unit {printable(self.tokens[place].attributes.get('id', '?'), 40)}"
 
 
 def _is_key(inside: Sequence[Token]) -> bool:
