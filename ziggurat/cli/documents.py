@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from ziggurat.system.small_files import read_bounded
 from ziggurat.system.terminal import duration
 
 if TYPE_CHECKING:
-    from ziggurat.serve.text.sentences import SentenceTranslation
+    from ziggurat.serve.text.sentences import Result, SentenceRequests, SentenceTranslation
     from ziggurat.translate.options import TextTranslator, TranslateOptions
 
 
@@ -52,18 +51,13 @@ def translate_documents(
     is the file from which the terms in `asked` were read; no output may overwrite it. Raises ConfigError for options
     that do not fit the documents, DataError for a document that cannot be read.
     """
-    from ziggurat.serve.text.documents.kinds import KINDS, document, document_kind
+    from ziggurat.serve.text.documents.kinds import document, document_kind
     from ziggurat.serve.text.files import Settings
-    from ziggurat.serve.text.sentences import Options, run
+    from ziggurat.serve.text.sentences import Options
     from ziggurat.serve.text.splitting import Protection, sentencex_splitter
 
     # Every problem with the files is found before the model is loaded.
     places = _places(paths, output, terminology)
-    for path, place in places.items():
-        named, kind = [each for each in KINDS if place.lower().endswith(each.endings)], document_kind(path)
-        if kind not in named:
-            other = f"is for {named[0].name}, and " if named else ""
-            raise ConfigError(f"{place}: {other}{path} stays {kind.name}; end it in {kind.endings[0]}")
     source, target = model_languages(models[0], opening)
     split = sentencex_splitter(source)
 
@@ -75,7 +69,6 @@ def translate_documents(
         raise ConfigError("`--leave` is for documents whose texts have keys, such as .json, .po or .xml")
     contents = {path: read_bounded(Path(path), settings(aligned=True).limits.size) for path in paths}
     for path in paths:
-        document_kind(path)
         next(document(contents[path], path, settings(aligned=True)), None)
     with warnings_shown(), open_engine(models, opening, beside_lines=asked.terms is not None) as engine:
         translator = cast("TextTranslator", engine)  # always in this process here
@@ -85,31 +78,27 @@ def translate_documents(
         if not aligned:
             say("no alignments from this model: text with tags inside sentences is translated segment by segment")
         for path in paths:
-            began, sentences = time.perf_counter(), Counter[str]()
-
-            def translate(
-                wanted: list[str], sentences: Counter[str] = sentences, path: str = path
-            ) -> list[SentenceTranslation]:
-                sentences["asked"] += len(wanted)
-                return _rendered(translator, wanted, Path(path).name, replace(asked, alignments=aligned))
-
-            outcome = run(document(contents[path], path, settings(aligned=aligned)), translate)
+            began = time.perf_counter()
+            work = document(contents[path], path, settings(aligned=aligned))
+            outcome, sentences = _translated(translator, work, Path(path).name, replace(asked, alignments=aligned))
             if _is_folder(paths, output):  # created this late so that an earlier failure leaves none behind
                 Path(output).mkdir(exist_ok=True)
             with output_stream(places[path]) as out:
                 out.write(outcome.value)
             took, records = time.perf_counter() - began, outcome.notices.records()
             if form.json:
-                record = {"document": path, "output": places[path], "sentences": sentences["asked"]}
+                record = {"document": path, "output": places[path], "sentences": sentences}
                 print(json.dumps({**record, "seconds": round(took, 3), "notices": records}), flush=True)
             told = "".join(f", {each['text']}" for each in records)
             told = f"{duration(took)}{told}{notices_text(translator.notices)}"
-            say(f"{places[path]}: {counted(sentences['asked'], 'sentence')} in {told}")
+            say(f"{places[path]}: {counted(sentences, 'sentence')} in {told}")
             translator.notices.clear()
 
 
 def _places(paths: Sequence[str], output: str, terminology: str | None) -> dict[str, str]:
-    """Return where each document is written. Raises ConfigError for names that clash."""
+    """Return where each document is written. Raises ConfigError for names that clash or are for other documents."""
+    from ziggurat.serve.text.documents.kinds import KINDS, document_kind
+
     for path in paths:
         if path == "-":
             raise ConfigError("`--document -`: a document's kind is recognised by its name; give a file")
@@ -125,6 +114,11 @@ def _places(paths: Sequence[str], output: str, terminology: str | None) -> dict[
     for place in places.values():
         refuse_overwriting(place, *paths, *([] if terminology is None else [terminology]))
         check_output(place if not into or Path(output).is_dir() else str(Path(output)))
+    for path, place in places.items():
+        named, kind = [each for each in KINDS if place.lower().endswith(each.endings)], document_kind(path)
+        if kind not in named:
+            other = f"is for {named[0].name}, and " if named else ""
+            raise ConfigError(f"{place}: {other}{path} stays {kind.name}; end it in {kind.endings[0]}")
     return places
 
 
@@ -132,13 +126,22 @@ def _is_folder(paths: Sequence[str], output: str) -> bool:
     return len(paths) > 1 or output.endswith("/") or Path(output).is_dir()
 
 
-def _rendered(
-    translator: TextTranslator, sentences: Sequence[str], name: str, asked: TranslateOptions
-) -> list[SentenceTranslation]:
+def _translated(
+    translator: TextTranslator, work: SentenceRequests[Result[bytes]], name: str, asked: TranslateOptions
+) -> tuple[Result[bytes], int]:
+    """Return a translated document, and the number of its sentences; the progress bar shows its `name`."""
     from ziggurat.serve.text.alignment import control_pieces, rendered
+    from ziggurat.serve.text.sentences import run
 
     control = control_pieces(translator.source_tokenizer)
-    with line_progress(name, len(sentences)) as advance:
-        translator.on_finished = advance
-        lines = translator.translate_stream(sentences, asked)
-        return [rendered(translation, control) for translation in lines]
+    count = 0
+
+    def translate(sentences: list[str]) -> list[SentenceTranslation]:
+        nonlocal count
+        count += len(sentences)
+        with line_progress(name, len(sentences)) as advance:
+            translator.on_finished = advance
+            lines = translator.translate_stream(sentences, asked)
+            return [rendered(translation, control) for translation in lines]
+
+    return run(work, translate), count

@@ -42,6 +42,19 @@ class ModelOptions:
     engine: Engine = "auto"
     segmenters: tuple[Path | None, Path | None] = (None, None)
 
+    @property
+    def of_torch(self) -> dict[str, Any]:
+        """Arguments of the functions that open a model with PyTorch."""
+        return {"which": self.which, "without_layers": self.without_layers, "device": self.device, **self.settings}
+
+    def export_folder(self, paths: Sequence[str], *, converted: bool = False) -> Path | None:
+        """Return the folder with which CTranslate2 should translate; None if PyTorch should."""
+        from ziggurat.translate.engines import export_folder
+
+        return export_folder(
+            self.engine, paths, which=self.which, without_layers=self.without_layers, converted=converted
+        )
+
 
 def open_model(paths: Sequence[str], options: ModelOptions, *, lines: int | None) -> Translator:
     """Return a PyTorch translator for one model, or several as an ensemble; prints which weights are used.
@@ -56,13 +69,7 @@ def open_model(paths: Sequence[str], options: ModelOptions, *, lines: int | None
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    translator = load_translator(
-        paths,
-        which=options.which,
-        without_layers=options.without_layers,
-        device=options.device,
-        **options.settings,
-    )
+    translator = load_translator(paths, **options.of_torch)
     _introduce(translator, lines)
     return translator
 
@@ -74,12 +81,9 @@ def model_languages(path: str, options: ModelOptions, *, converted: bool = False
     """
     from ziggurat.config import load_experiment
     from ziggurat.model.run_folder import config_file
-    from ziggurat.translate.engines import export_folder
 
     _refuse_missing([path])
-    served = export_folder(
-        options.engine, [path], which=options.which, without_layers=options.without_layers, converted=converted
-    )
+    served = options.export_folder([path], converted=converted)
     config = config_file(served or Path(path).expanduser())
     if not config.is_file():
         return "", ""
@@ -125,21 +129,18 @@ def open_engine(
     Raises ConfigError for anything the engine cannot do.
     """
     _refuse_missing(paths)
-    from ziggurat.translate.engines import NO_LINE_INPUTS, export_folder
-
-    folder = export_folder(
-        options.engine, paths, which=options.which, without_layers=options.without_layers, converted=True
-    )
+    folder = options.export_folder(paths, converted=True)
     if folder is None and any(options.segmenters):
         raise ConfigError(
             f"{paths[0]}: `--source-model` and `--target-model` are for a CTranslate2 folder that another toolkit "
             "wrote; leave them out"
         )
     if folder is not None:
+        from ziggurat.translate.ctranslate2 import CTranslate2Translator
+        from ziggurat.translate.engines import NO_LINE_INPUTS
+
         if beside_lines:
             raise ConfigError(NO_LINE_INPUTS)
-        from ziggurat.translate.ctranslate2 import CTranslate2Translator
-
         export = CTranslate2Translator(
             folder,
             device=options.device,
@@ -157,15 +158,7 @@ def open_engine(
     with importing():
         from ziggurat.translate.translator import open_workers
 
-    with open_workers(
-        paths,
-        workers=workers,
-        threads=options.threads,
-        device=options.device,
-        which=options.which,
-        without_layers=options.without_layers,
-        **options.settings,
-    ) as translator:
+    with open_workers(paths, workers=workers, threads=options.threads, **options.of_torch) as translator:
         _introduce(translator, lines)
         yield translator
 
@@ -188,9 +181,8 @@ def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines:
         return 1
     from ziggurat.translate.engines import is_converted, is_export
 
-    if any(
-        is_export(path) or is_converted(path) for path in paths
-    ):  # CTranslate2's workers share one model, and may not need PyTorch
+    # CTranslate2's workers share one model, and may not need PyTorch.
+    if any(is_export(path) or is_converted(path) for path in paths):
         return most
     with importing():
         from ziggurat.model.accelerator import default_device
