@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -195,7 +195,7 @@ def translate(
     Example: `ziggurat translate runs/a < test.de > output.en`
     """
     from ziggurat.data.lines import refuse_records
-    from ziggurat.translate.results import WINDOW_LINES, read_lines
+    from ziggurat.translate.results import read_lines
 
     # (1) Check options and files before the model is loaded, which takes seconds.
     opening = ModelOptions(
@@ -206,16 +206,15 @@ def translate(
         without_layers,
         segmenters=(source_model, target_model),
     )
-    options = job_options(threads=threads, device=device)
+    models, options = [model, *(ensemble or [])], job_options(threads=threads, device=device)
     in_bulk = options.folder is not None
     if document:
         by_line = {"--input": input != "-", "--window": window is not None, "--quality": quality}
         by_line |= {"--prefix": prefix is not None, "--constraints": constraints is not None}
         lines_only = {**by_line, "--workers": workers is not None, "ziggurat bulk": in_bulk}
         _refuse(lines_only, "is for lines of text; with `--document` leave it out")
-        form_of = DocumentForm(tuple(protect or ()), tuple(leave or ()), as_json)
-        asked_of_all = _asked(tag, terminology)
-        translate_documents([model, *(ensemble or [])], opening, document, output, asked_of_all, terminology, form_of)
+        documents = DocumentForm(tuple(protect or ()), tuple(leave or ()), as_json)
+        translate_documents(models, opening, document, output, _asked(tag, terminology), terminology, documents)
         return
     _refuse({"--protect": bool(protect), "--leave": bool(leave)}, "goes with `--document`")
     beside = [path for path in (prefix, constraints, terminology) if path is not None]
@@ -225,7 +224,7 @@ def translate(
     for path in (input, *beside):
         check_input(path)
     check_output(output)
-    models, total = [model, *(ensemble or [])], line_count(input)
+    total = line_count(input)
     if in_bulk:
         if any(opening.segmenters):
             raise ConfigError("`--source-model` and `--target-model` are not for bulk work; translate without `bulk`")
@@ -234,24 +233,16 @@ def translate(
         )
         _refuse({"--window": window is not None}, "is the shard size in bulk work: `ziggurat bulk --shard-lines N ...`")
         inputs = {"lines": input, "prefixes": prefix, "constraints": constraints, "terminology": terminology}
-        shown: Literal["json", "quality", "text"] = "text"
-        if as_json or quality:
-            shown = "json" if as_json else "quality"
         wanted, take = _asked(tag, terminology, scores=as_json), partial(write_parts, output)
         with warnings_shown():
             chosen = model_choice(models, opening).identified()
+            shown: Literal["json", "quality", "text"] = "json" if as_json else "quality" if quality else "text"
             merged = translation_job(options, "translate", chosen, inputs, take, form=shown, asked=wanted)
         if merged is not None:
             say(f"{counted(merged.lines, 'line')}{notices_text(merged.counts)}")
         return
     interactive = input == "-" and sys.stdin.isatty()
-    lines_ahead = window or (1 if interactive else WINDOW_LINES)
-    processes = worker_count(workers or "1", models, opening, None if lines_ahead == 1 else total)
-    if workers == "auto" and processes > 1 and window is None and total is not None:
-        # Several windows per worker; otherwise the worker with the last window would keep the others waiting.
-        lines_ahead = min(WINDOW_LINES, -(-total // (4 * processes)))
-    if processes > 1 and lines_ahead == 1:
-        raise ConfigError("several `--workers` read ahead; to answer each line before the next is read, use one")
+    processes, lines_ahead = _pace(workers, 1 if interactive and window is None else window, models, opening, total)
     # (2) Open the other files; load a model.
     wanted, columns = _asked(tag, terminology, scores=as_json), _columns(prefix, constraints)
     beside_lines = bool(columns) or wanted.terms is not None
@@ -279,6 +270,22 @@ def translate(
         if not interactive:
             rate = f"{count / seconds:,.1f} lines/s" if seconds > 0 else ""
             say(f"{counted(count, 'line')} in {duration(seconds)} ({rate}){notices_text(translator.notices)}")
+
+
+def _pace(
+    workers: str | None, window: int | None, models: Sequence[str], opening: ModelOptions, total: int | None
+) -> tuple[int, int]:
+    """Return the number of processes, and how many lines are read ahead, of `total` if that is known."""
+    from ziggurat.translate.results import WINDOW_LINES
+
+    lines_ahead = window or WINDOW_LINES
+    processes = worker_count(workers or "1", models, opening, None if lines_ahead == 1 else total)
+    if workers == "auto" and processes > 1 and window is None and total is not None:
+        # Several windows per worker; otherwise the worker with the last window would keep the others waiting.
+        lines_ahead = min(WINDOW_LINES, -(-total // (4 * processes)))
+    if processes > 1 and lines_ahead == 1:
+        raise ConfigError("several `--workers` read ahead; to answer each line before the next is read, use one")
+    return processes, lines_ahead
 
 
 def _asked(tag: str | None, terminology: str | None, *, scores: bool = False) -> TranslateOptions:

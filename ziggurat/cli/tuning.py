@@ -103,15 +103,8 @@ def tune(
     """
     named, given = read_named(config), overrides or []
     experiment = parse_experiment(named.text, named.label, given)
-    kept_in: Path | None = None
-    if out is not None:
-        out = file_named(out)
-        # A file cannot be kept next to a pipe or device.
-        if not Path(out).exists() or Path(out).is_file():
-            kept_in = Path(out).with_suffix(_KEPT)
-        for written in (out, *([] if kept_in is None else [str(kept_in)])):
-            refuse_overwriting(written, config)
-            check_output(written)
+    out = None if out is None else file_named(out)
+    kept_in = None if out is None else _kept_file(out, config)
     from ziggurat.inspect.trial import KeptTrials, TrialOptions, open_data, trial_experiment
     from ziggurat.inspect.tuning import RATES, Size, base_width, best, resized, sweep, with_base
 
@@ -160,24 +153,45 @@ def tune(
         tried_with = {"updates": updates, "tokens": batch}
         print_json({"rate": rate, "base": sizes[0]._asdict(), **tried_with, "tried": losses})
     else:
-        print(_table(tried))
-        print(f"\nbest at {sizes[0]}; set")
-        print("".join(f"    model.transfer.{key}={value}\n" for key, value in sizes[0]._asdict().items()), end="")
-        print(f"    training.schedule.peak={rate:g}")
-        if rate in (at_base[0].rate, at_base[-1].rate):
-            print(
-                "WARNING: that is at the end of the rates tried, so a better one may lie beyond it: try other "
-                "`--rates` or more `--updates`"
-            )
-        for size in sizes[1:]:
-            print(_beside(best([one for one in tried if one.size == size]), rate))
-        if (doubt := _other_batch(training.batch, batch)) is not None:
-            print(doubt)
-        print(_LEAN)
+        _print_found(based, sizes, tried, batch)
         target = Size(model.d_model, model.encoder.layers, model.decoder.layers)
         print(f"{out}: the configuration of {target} with both" if out else "`--out FILE` writes the configuration")
     if figure is not None:
         figure_files([_figure(tried)], figure)
+
+
+def _kept_file(out: str, config: str) -> Path | None:
+    """Return the file for finished trials next to `out`, None if `out` is a pipe or device.
+
+    Raises ConfigError if either cannot be written, or is the configuration itself.
+    """
+    kept_in = Path(out).with_suffix(_KEPT) if not Path(out).exists() or Path(out).is_file() else None
+    for written in (out, *([] if kept_in is None else [str(kept_in)])):
+        refuse_overwriting(written, config)
+        check_output(written)
+    return kept_in
+
+
+def _print_found(experiment: Experiment, sizes: Sequence[Size], tried: Sequence[Tried], tokens: int) -> None:
+    """Print all losses, the best base with its rate, and the reasons to doubt them; `tokens` are those of an update."""
+    from ziggurat.inspect.tuning import best
+
+    at_base = [one for one in tried if one.size == sizes[0]]
+    rate = best(at_base).rate
+    print(_table(tried))
+    print(f"\nbest at {sizes[0]}; set")
+    print("".join(f"    model.transfer.{key}={value}\n" for key, value in sizes[0]._asdict().items()), end="")
+    print(f"    training.schedule.peak={rate:g}")
+    if rate in (at_base[0].rate, at_base[-1].rate):
+        print(
+            "WARNING: that is at the end of the rates tried, so a better one may lie beyond it: try other "
+            "`--rates` or more `--updates`"
+        )
+    for size in sizes[1:]:
+        print(_beside(best([one for one in tried if one.size == size]), rate))
+    if (doubt := _other_batch(experiment.training.batch, tokens)) is not None:
+        print(doubt)
+    print(_LEAN)
 
 
 def _depths(text: str) -> list[tuple[int, int]]:
