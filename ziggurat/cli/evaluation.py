@@ -48,7 +48,7 @@ from ziggurat.cli.score_options import (
     TableFormat,
     score_options,
 )
-from ziggurat.cli.scoring import read_texts, score_checkpoints, score_system, score_test_sets
+from ziggurat.cli.scoring import read_texts, score_checkpoints, score_file, score_system, score_test_sets
 from ziggurat.system.errors import ConfigError
 
 
@@ -152,16 +152,22 @@ def evaluate(
     if not several:
         refuse_overwriting(output, source, *reference)
         check_output(output or "-")
-    models = [] if model is None else [model, *(ensemble or [])]
+    if model is None:
+        assert hypothesis is not None
+        score_file(hypothesis, source, reference, scoring, json=json)
+        return
+    models = [model, *(ensemble or [])]
     if test_set:
         score_test_sets(models, test_set, output, scoring, opening, json=json)
         return
+    if source is None:
+        raise ConfigError("`--source FILE` is missing: what should the model translate?")
+    # Texts are read and paired before a model is opened, which takes seconds.
+    texts = read_texts(source, reference)
     if checkpoints is not None:
-        if source is None:
-            raise ConfigError("`--source FILE` is missing: what should the model translate?")
-        score_checkpoints(models[0], checkpoints, read_texts(source, reference), output, scoring, opening, json=json)
-        return
-    score_system(models, hypothesis, source, reference, output, scoring, opening, options, json=json)
+        score_checkpoints(model, checkpoints, texts, output, scoring, opening, json=json)
+    else:
+        score_system(models, texts, output, scoring, opening, options, json=json)
 
 
 def score(

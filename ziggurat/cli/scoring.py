@@ -151,48 +151,10 @@ def _checked_scores(test_set: TestSet, hypotheses: list[str], scoring: ScoreOpti
     return scores
 
 
-def score_system(
-    models: Sequence[str],
-    hypothesis: str | None,
-    source: str | None,
-    reference: Sequence[str],
-    output: str | None,
-    scoring: ScoreOptions,
-    opening: ModelOptions,
-    options: JobOptions,
-    *,
-    json: bool,
+def score_file(
+    hypothesis: str, source: str | None, reference: Sequence[str], scoring: ScoreOptions, *, json: bool
 ) -> None:
-    """Score the translations in the file `hypothesis`, or else those that `models` make; print the scores."""
-    # (1) Read and pair texts before a model is opened, which takes seconds.
-    if hypothesis is not None:
-        scores: list[Score] | None = _scores_of_file(hypothesis, source, reference, scoring)
-    elif source is None:
-        raise ConfigError("`--source FILE` is missing: what should the model translate?")
-    else:
-        texts = read_texts(source, reference)
-        if options.folder is not None:
-            scores = _scores_of_job(models, texts, output, scoring, opening, options)
-        else:
-            with warnings_shown(), open_engine(models, opening, lines=len(texts.sources)) as translator:
-                # (2) Check metrics before anything is translated, which may take hours.
-                test_set = scoring.test_set(texts.references, texts.sources, translator.target_language)
-                scoring.check(test_set)
-                scores = _model_scores(translator, texts, output, scoring)
-    # (3) Scores
-    if scores is None:
-        return
-    if json:
-        print_json([score.as_record() for score in scores])
-    elif scoring.table is not None:
-        print(scores_table({hypothesis or " + ".join(models): scores}, scoring.table))
-    else:
-        print("\n".join(map(str, scores)))
-
-
-def _scores_of_file(
-    hypothesis: str, source: str | None, reference: Sequence[str], scoring: ScoreOptions
-) -> list[Score]:
+    """Print the scores of the translations in the file `hypothesis`; some need the source."""
     texts = read_texts(hypothesis, reference)
     check_scored(hypothesis, texts.sources)
     sources = None if source is None else read_text(source)
@@ -201,7 +163,40 @@ def _scores_of_file(
         pair_up((source, sources), *zip(reference, texts.references, strict=True))
     test_set = scoring.test_set(texts.references, sources)
     scoring.check(test_set)
-    return _checked_scores(test_set, texts.sources, scoring)
+    _print_scores(hypothesis, _checked_scores(test_set, texts.sources, scoring), scoring, json=json)
+
+
+def score_system(
+    models: Sequence[str],
+    texts: Texts,
+    output: str | None,
+    scoring: ScoreOptions,
+    opening: ModelOptions,
+    options: JobOptions,
+    *,
+    json: bool,
+) -> None:
+    """Translate with one model or an ensemble, in bulk if `options` name a folder, and print the scores."""
+    if options.folder is not None:
+        scores = _scores_of_job(models, texts, output, scoring, opening, options)
+        if scores is None:
+            return
+    else:
+        with warnings_shown(), open_engine(models, opening, lines=len(texts.sources)) as translator:
+            # Metrics are checked before anything is translated, which may take hours.
+            test_set = scoring.test_set(texts.references, texts.sources, translator.target_language)
+            scoring.check(test_set)
+            scores = _model_scores(translator, texts, output, scoring)
+    _print_scores(" + ".join(models), scores, scoring, json=json)
+
+
+def _print_scores(name: str, scores: Sequence[Score], scoring: ScoreOptions, *, json: bool) -> None:
+    if json:
+        print_json([score.as_record() for score in scores])
+    elif scoring.table is not None:
+        print(scores_table({name: scores}, scoring.table))
+    else:
+        print("\n".join(map(str, scores)))
 
 
 def _scores_of_job(
