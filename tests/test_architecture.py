@@ -245,7 +245,6 @@ OPTIONS = {
     "compare": "a verb for Python",
     "export_model": "a verb for Python",
     "forward": "autograd passes tensors one by one",
-    "build_app": "the parts of a server",
     "sweep": "a verb for Python",
 }
 """OPTIONS maps a function or class with more than 8 parameters, except verbs, to the reason."""

@@ -81,7 +81,7 @@ def export_model(
     stored = _stored_form(target, to, quantization)
     _refuse_other_folder(out, force)
     opened = _opened(path, to, target, which, without_layers, shortlist)
-    # (2) Prepare the comparison, to learn before the export that files do not pair up or BLEU's tokenizer is missing.
+    # (2) Prepare the comparison. Files are read before the export, in case they do not pair up.
     texts, origin = verification_text(opened.experiment, verify, lines)
     model = replace(ExportedModel.of(opened), sample=texts)
     checks = ExportChecks.of(opened, model, target)

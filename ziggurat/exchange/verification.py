@@ -1,8 +1,8 @@
 """Verification of an export: the result must translate like the model, and lose no more BLEU than is allowed.
 
-The same beam search over the same text must give the same translations. Toolkits sum in a different order from ours,
-and redistribute the probability of tokens that are never written, such as padding (ziggurat.translate.rules does not);
-so two translations with nearly equal scores may swap ranks. The model itself distinguishes such ties from real
+The same beam search over the same text must give the same translations. Other toolkits sum in a different order, and
+redistribute the probability of tokens that are never written, such as padding (ziggurat.translate.rules does not); so
+two translations with nearly equal scores may swap ranks. The model itself distinguishes such ties from real
 differences: by its scores in fp64, and by searches with weights perturbed in their last digits and with that
 probability redistributed.
 """
@@ -53,8 +53,8 @@ class ExportVerification:
     Attributes:
         lines: lines compared.
         identical: lines with the same translation.
-        ties: another translation with the same score, or one that our own search finds when weights change in their
-            last digits or when tokens that are never written have no probability.
+        ties: another translation with the same score, or one that ziggurat's own search finds when weights change in
+            their last digits or when tokens that are never written have no probability.
         cut: another translation, where one of the two did not end within the limit; toolkits rank those differently.
         different: another translation for none of the reasons above.
         example: the first line that is different.
@@ -172,7 +172,7 @@ def _log_probabilities(ours: Translator, sources: list[str], translations: list[
     ids = {piece: number for number, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
     targets = [[ids.get(piece, tokenizer.unk) for piece in t.hypotheses[0].tokens] for t in translations]
     scored = force_score(
-        # fp64 leaves no ties to rounding; a copy, because the weights may be exported again, quantised.
+        # In fp64 no tie is due to rounding. This is a copy, because the weights may be exported again, quantised.
         copy.deepcopy(ours.model).double(),
         [[*ids, ours.source_tokenizer.eos] for ids in ours.source_tokenizer.encode(sources)],
         targets,
@@ -289,7 +289,7 @@ class ExportChecks:
         """Return the figures of the comparison, without lines that are too long. Raises ExportError: they differ."""
         limits, positions, texts = self.like_theirs.decoding, self.model.positions, self.model.sample
         settings = search_settings(positions, limits.max_length.limit) | dict(self.target.settings)
-        # Longer lines than these are translated in parts by our search, but not by every other toolkit.
+        # Longer lines than these are translated in parts by ziggurat's search, but not by every other toolkit.
         longest = min(MAX_NEW_TOKENS - 1, positions - 1, limits.max_source_pieces + 1)
         lengths = [len(ids) for ids in self.model.source.encode(list(texts))]
         short = [text for text, length in zip(texts, lengths, strict=True) if length < longest]

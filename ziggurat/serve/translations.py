@@ -258,30 +258,29 @@ class Translations:
         Either all sentences of a request are queued, or none. Raises QueueFull, DeadlineExceeded, ModelFailed,
         ConfigError and DataError. If the caller is cancelled, so are the sentences.
         """
-        # Hard terms, and text that patterns match, are put back by the alignment if a translation has lost them.
-        aligned = markup is not None or (options.terms is not None and options.terms.has("hard"))
         protection = self.protection(options.protect)
-        aligned = aligned or protection is not None
+        # Hard terms, and text that patterns match, are put back by the alignment if a translation has lost them.
+        hard = options.terms is not None and options.terms.has("hard")
+        aligned = options.alignments or markup is not None or hard or protection is not None
         long = sum(map(len, texts)) > _SHORT
         asking = TranslationRequest(
             client,
             time.monotonic() + self.limits.seconds,
-            replace(options, alignments=options.alignments or aligned),
+            replace(options, alignments=aligned),
             self.in_thread if long else _at_once,
         )
         routes = [self.route(source, target) if model is None else [model] for source in sources]
         found = [TextTranslation(route, text) for text, route in zip(texts, routes, strict=True)]
-        led = [(text, code) for text, code in zip(found, sources, strict=True) if text.route]
-        cuts = [self.cut(code, text.route, options.terms, split=split != "none") for text, code in led]
-        cuts = [replace(cut, again=not options.begun, protect=protection) for cut in cuts]
-        routed, lines = [text for text, _ in led], split == "lines"
+        pairs, lines = [], split == "lines"
+        for text, code in zip(found, sources, strict=True):
+            if text.route:
+                cut = self.cut(code, text.route, options.terms, split=split != "none")
+                pairs.append((text, replace(cut, again=not options.begun, protect=protection)))
         if options.begun:
-            sentences = sum(
-                sentence_count(text.source, cut, lines=lines) for text, cut in zip(routed, cuts, strict=True)
-            )
+            sentences = sum(sentence_count(text.source, cut, lines=lines) for text, cut in pairs)
             if sentences != 1:  # also if the second repeats the first, and is not requested
                 raise DataError(f"a prefix needs a text of one sentence; this one has {sentences}")
-        pairs = list(zip(routed, cuts, strict=True))
+        routed = [text for text, _ in pairs]
         works = [work_of(text.source, replace(cut, tally=text.tally), markup, lines=lines) for text, cut in pairs]
         for text, outcome in zip(routed, await asking.results(works, routed), strict=True):
             text.best = outcome.value
