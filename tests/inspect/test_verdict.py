@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ziggurat.inspect.check import CUT_OFF, DEAD, ENOUGH, READS, SHARE, STARVED, Reference, evenness, judge
+from ziggurat.inspect.check import CUT_OFF, DEAD, ENOUGH, READS, SHARE, STARVED, UNREAD, Reference, evenness, judge
 from ziggurat.inspect.trial import TrialMeasures
 
 UNIGRAM = 5.8
@@ -19,7 +19,7 @@ HUNGRY = [1e-6, 1e-3, 0.3]
 
 
 def trial(
-    nll: float, encoder: Sequence[float] = EVEN, decoder: Sequence[float] = EVEN, cost: float = 0.0, **others: Any
+    nll: float, encoder: Sequence[float] = EVEN, decoder: Sequence[float] = EVEN, cost: float = READS / 2, **others: Any
 ) -> TrialMeasures:
     """A trial of 10 updates that ended with these figures."""
     end = {"nll": nll, "source_dependence": cost, "gradient_norm": {"encoder": [*encoder], "decoder": [*decoder]}}
@@ -32,9 +32,7 @@ def trial(
     ("nll", "encoder", "decoder", "label"),
     [
         (UNIGRAM - LEARNING - 0.01, EVEN, EVEN, "trains"),
-        (UNIGRAM - LEARNING - 0.01, HUNGRY, HUNGRY, "ignores its source"),
-        (UNIGRAM - LEARNING - 0.01, [STARVED * 0.99, 1.0], EVEN, "ignores its source"),
-        (UNIGRAM - LEARNING - 0.01, [STARVED, 1.0], EVEN, "trains"),
+        (UNIGRAM - LEARNING - 0.01, HUNGRY, HUNGRY, "trains"),
         (UNIGRAM - LEARNING + 0.01, EVEN, EVEN, "trains"),
         (UNIGRAM - LEARNING + 0.01, HUNGRY, HUNGRY, "will not train"),
         (UNIGRAM + 1, HUNGRY, HUNGRY, "will not train"),
@@ -60,10 +58,15 @@ def test_label(nll: float, encoder: list[float], decoder: list[float], label: st
     assert judge(trial(nll, encoder, decoder), SHALLOW).label == label
 
 
-def test_a_starved_encoder_that_is_read_all_the_same_trains() -> None:
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_model_whose_source_has_no_effect_learns_a_language_model(sign: int) -> None:
     below = UNIGRAM - LEARNING - 0.01
-    assert judge(trial(below, HUNGRY, EVEN, cost=READS), SHALLOW).label == "ignores its source"
-    assert judge(trial(below, HUNGRY, EVEN, cost=READS * 1.01), SHALLOW).label == "trains"
+    ignored = judge(trial(below, cost=sign * UNREAD), SHALLOW)
+    assert (ignored.label, ignored.findings[-1].healthy) == ("ignores its source", False)
+    noticed = judge(trial(below, cost=sign * UNREAD * 1.01), SHALLOW)
+    assert (noticed.label, noticed.findings[-1].healthy) == ("trains", True)
+    # A model that learns nothing does not learn a language model either.
+    assert judge(trial(UNIGRAM + 1, HUNGRY, HUNGRY, cost=0.0), SHALLOW).label == "will not train"
 
 
 @pytest.mark.parametrize(("middle", "label"), [(9.0, "trains"), (7.9, "risky")])
@@ -142,6 +145,6 @@ def test_evenness() -> None:
 def test_the_bar_is_how_much_a_shallow_model_learns(
     learned: float, encoder: list[float], reference: Reference, label: str
 ) -> None:
-    at = trial(UNIGRAM - learned, encoder, encoder, cost=2 * READS)
+    at = trial(UNIGRAM - learned, encoder, encoder)
     at.points[0]["nll"] = UNIGRAM - learned  # no pace
     assert judge(at, reference).label == label

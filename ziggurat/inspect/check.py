@@ -56,6 +56,10 @@ READS = 0.01
 """READS is the rise of the loss with another sentence's source, in nats per token, at which the decoder reads the
 source. In a short trial it may not do so yet, so a lower value is unhealthy only together with a starved stack."""
 
+UNREAD = 2e-6
+"""UNREAD is the change of the loss with another sentence's source, in nats per token, up to which the source has no
+effect: fp32 rounds the loss to a quarter of it. Models that read their source later had at least 1e-4 in the trial."""
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -116,8 +120,8 @@ def judge(trial: TrialMeasures, reference: Reference) -> Verdict:
       Alternatively, it will be after as many updates again at its present pace, and the lowest layers of both stacks
       get gradients. This does not count if the reference has hardly learned anything, since every loss falls to word
       frequencies at first.
-    - `ignores its source`: the loss is below, but the encoder is starved and the decoder does not read the source: it
-      learns a language model. Such encoders get ever smaller gradients (experiments/depth-check).
+    - `ignores its source`: the loss is below, but the source has not even a small effect on it: this becomes a language
+      model, whose encoder gets ever smaller gradients.
     - `will not train`: neither, and gradients vanish on the way down both stacks, or almost entirely at the top of the
       decoder, as in plain deep post-norm; or a number is not finite.
     - `too early to tell`: neither, but the reference has hardly learned anything either.
@@ -148,9 +152,9 @@ def judge(trial: TrialMeasures, reference: Reference) -> Verdict:
         label = "will not train"
     else:
         label = "risky" if reference.enough else "too early to tell"
-    source = _source(last, starved=not fed)
-    if label == "trains" and not encoder.healthy and not source.healthy:
+    if label == "trains" and abs(last["source_dependence"]) <= UNREAD:
         label = "ignores its source"
+    source = _source(last, starved=not fed)
     loss = _loss(trial, nll, learned, reference, arriving=arriving and fed)
     return Verdict(label, learned, (loss, encoder, decoder, source))
 
@@ -185,11 +189,13 @@ def _stack(side: str, trial: TrialMeasures) -> Finding:
 
 def _source(last: dict[str, Any], *, starved: bool) -> Finding:
     cost = last["source_dependence"]
-    reads = cost > READS
-    said = "the decoder reads the source" if reads else "the decoder does not read the source yet"
-    return Finding(
-        "source", reads or not starved, f"another sentence's source costs {cost:+.3f} nats per token: {said}"
-    )
+    if cost > READS:
+        healthy, said = True, "the decoder reads the source"
+    elif abs(cost) > UNREAD:
+        healthy, said = not starved, "the decoder does not read the source yet"
+    else:
+        healthy, said = False, "the source has no effect"
+    return Finding("source", healthy, f"another sentence's source costs {cost:+.1g} nats per token: {said}")
 
 
 REFERENCES_FILE = "depth-references.json"
