@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -189,7 +190,7 @@ def _log_probabilities(ours: Translator, sources: list[str], translations: list[
         eos=tokenizer.eos,
         pad=tokenizer.pad,
     )
-    return [score.log_probability for score in scored]
+    return [math.fsum(of_tokens) for of_tokens in scored]
 
 
 @torch.no_grad()

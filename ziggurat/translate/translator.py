@@ -8,6 +8,7 @@ the model and a share of the CPU threads: each window of lines goes to one of th
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -147,12 +148,12 @@ class Translator(TextTranslator):
         penalty = LengthPenalty.of(call.decoding.length_penalty)
         return [
             TargetScore(
-                penalty.score(score.log_probability, float(len(ids) + 1)),
-                score.log_probability,
+                penalty.score(log_probability, float(len(ids) + 1)),
+                log_probability,
                 tokenizer.pieces(ids),
-                score.token_log_probabilities,
+                of_tokens,
             )
-            for ids, score in zip(target_ids, scores, strict=True)
+            for ids, of_tokens, log_probability in zip(target_ids, scores, map(math.fsum, scores), strict=True)
         ]
 
     def call_of(self, options: TranslateOptions, *, constrained: bool = False) -> TranslationCall:
