@@ -87,8 +87,8 @@ class TranslationCall:
         if max_positions is not None:
             self.source_limit = min(self.source_limit, max(1, max_positions - 1 - len(self.tag)))
             self.target_limit = min(self.target_limit, max_positions - 1)
-        # A model may have rows beyond the tokenizer's ids, which have no text.
-        rows = translator.scorer().vocabulary_size
+        # A model may have rows beyond the tokenizer's ids, which have no text. Exported graphs have none.
+        rows = max((model.vocabulary_size for model in translator.models), default=target.size)
         never = {target.pad, target.bos, *target.tags.values(), *range(target.size, rows)}
         if not decoding.writes_unknown:
             never.add(target.unk)
