@@ -26,9 +26,9 @@ from ziggurat.model.build import build_model
 from ziggurat.serve.config import ServeConfig
 from ziggurat.system.errors import ConfigError
 from ziggurat.train.loop import train
-from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.scorers import Shortlist, force_score, scorer_of
 from ziggurat.translate.search import search
+from ziggurat.translate.settings import SearchSettings, Sentence
 
 MEMBERS = [1, pytest.param(2, marks=pytest.mark.slow)]
 

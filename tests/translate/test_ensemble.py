@@ -25,7 +25,6 @@ from ziggurat.model.directory import write_model_directory
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import weights
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
-from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.hypotheses import IdHypothesis, LengthPenalty
 from ziggurat.translate.results import TranslationWarning
 from ziggurat.translate.scorers import (
@@ -38,6 +37,7 @@ from ziggurat.translate.scorers import (
     scorer_of,
 )
 from ziggurat.translate.search import search
+from ziggurat.translate.settings import SearchSettings, Sentence
 from ziggurat.translate.translator import Translator, load_translator
 
 PAD, BOS, EOS, VOCABULARY = 0, 2, 3, 7

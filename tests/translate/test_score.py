@@ -10,10 +10,10 @@ import torch
 
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.model.seq2seq import Seq2Seq
-from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.hypotheses import IdHypothesis, LengthPenalty
 from ziggurat.translate.scorers import ModelScorer, force_score, length_batches
 from ziggurat.translate.search import search
+from ziggurat.translate.settings import SearchSettings, Sentence
 
 SOURCES = [[20, 21, 22], [30], [25, 60, 70, 80, 90, 100, 31], [40, 41]]
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import gc
 import json
-import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -43,8 +42,9 @@ from ziggurat.system.errors import ConfigError, DataError, ExportError, printabl
 from ziggurat.system.files import made_by, write_atomically, write_checksums
 from ziggurat.system.small_files import parse_json, read_bounded
 from ziggurat.system.staging import building, tidy
-from ziggurat.translate.results import Translation, TranslationWarning, read_lines
+from ziggurat.translate.results import Translation, TranslationWarning
 from ziggurat.translate.scorers import force_score
+from ziggurat.translate.text_lines import read_lines
 from ziggurat.translate.translator import Translator
 
 BEAM = 4
@@ -190,7 +190,7 @@ def _log_probabilities(ours: Translator, sources: list[str], translations: list[
         eos=tokenizer.eos,
         pad=tokenizer.pad,
     )
-    return [math.fsum(of_tokens) for of_tokens in scored]
+    return [sum(of_tokens) for of_tokens in scored]
 
 
 @torch.no_grad()
@@ -386,8 +386,7 @@ def _refuse_other_folder(out: Path, force: bool) -> None:
 def _earlier(out: Path) -> str:
     try:
         report = parse_json(read_bounded(out / _REPORT_FILE), _REPORT_FILE)
-        quantization = report["quantization"] or "fp32"
-        return f"an export ({printable(str(report['target']))}, {printable(str(quantization))})"
+        return f"an export ({printable(str(report['target']))}, {printable(str(report['quantization'] or 'fp32'))})"
     except (OSError, DataError, KeyError, TypeError):
         return "an export"
 

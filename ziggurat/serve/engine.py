@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any, cast
 from ziggurat.serve.notices import silent_notices
 from ziggurat.serve.queue import DeadlineExceeded, FairLock, FairQueue, QueuedLine
 from ziggurat.system.errors import ConfigError, ZigguratError, out_of_memory, printable
-from ziggurat.translate.options import TextTranslator, TranslateOptions
-from ziggurat.translate.results import Translation, count_untagged
+from ziggurat.translate.interface import TextTranslator
+from ziggurat.translate.options import TranslateOptions
+from ziggurat.translate.results import Translation
+from ziggurat.translate.text_lines import count_untagged
 
 if TYPE_CHECKING:
     from ziggurat.translate.call import ContinuousTranslation

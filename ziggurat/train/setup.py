@@ -43,12 +43,13 @@ from ziggurat.train.device import (
 )
 from ziggurat.train.distributed import Processes
 from ziggurat.train.learner import Learner
+from ziggurat.train.limits import refuse_endless
 from ziggurat.train.loss import refuse_without_links
 from ziggurat.train.objective import every_branch_present, settle_precision
-from ziggurat.train.records import RunLog
 from ziggurat.train.run import create_run, refuse_existing, refuse_idle, refuse_other_store, settled_before
+from ziggurat.train.run_log import RunLog
 from ziggurat.train.saving import StoreCheck, set_aside
-from ziggurat.train.schedule import initial_progress, next_rate, refuse_endless
+from ziggurat.train.schedule import initial_progress, next_rate
 from ziggurat.train.trackers import refuse_missing_trackers
 from ziggurat.train.validate import Validator, settings_of_scores
 

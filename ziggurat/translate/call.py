@@ -19,20 +19,14 @@ import torch
 from ziggurat.config import DecodingConfig
 from ziggurat.system.errors import ConfigError, DataError, out_of_memory, printable
 from ziggurat.translate.assembly import Assembler, SourcePart
-from ziggurat.translate.choice import RuleOptions, SearchSettings, Sentence
 from ziggurat.translate.hypotheses import LengthPenalty
-from ziggurat.translate.options import LineExtras, TranslateOptions, phrase_ids
-from ziggurat.translate.results import (
-    Notices,
-    Translation,
-    boundary_ids,
-    check_tag,
-    count_untagged,
-    ends_in_word,
-    in_parts,
-)
+from ziggurat.translate.options import LineExtras, TranslateOptions
+from ziggurat.translate.results import Notices, Translation
 from ziggurat.translate.scorers import Scorer
 from ziggurat.translate.search import Search, search, search_by_steps
+from ziggurat.translate.settings import RuleOptions, SearchSettings, Sentence
+from ziggurat.translate.terms import phrase_ids
+from ziggurat.translate.text_lines import boundary_ids, check_tag, count_untagged, ends_in_word, in_parts
 
 if TYPE_CHECKING:
     from ziggurat.translate.translator import Translator

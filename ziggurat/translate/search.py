@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 
 from ziggurat.system.errors import ConfigError, ZigguratError
-from ziggurat.translate.choice import SearchSettings, Sentence, choice_of, searched_together
+from ziggurat.translate.choice import choice_of, searched_together
 from ziggurat.translate.hypotheses import NEVER, IdHypothesis, RowTrack, Trellis, TrellisStep, to_host
 from ziggurat.translate.rules import Rules
 from ziggurat.translate.scorers import Scorer, padded
+from ziggurat.translate.settings import SearchSettings, Sentence
 
 
 class NonFiniteScoreError(ZigguratError):

@@ -32,16 +32,11 @@ from ziggurat.system.processes import in_order, share_cores, worker_pool
 from ziggurat.translate.assembly import Assembler
 from ziggurat.translate.call import TranslationCall
 from ziggurat.translate.hypotheses import LengthPenalty
-from ziggurat.translate.options import ARGUMENTS, LineExtras, StreamTranslator, TextTranslator, TranslateOptions
-from ziggurat.translate.results import (
-    Notices,
-    TargetScore,
-    Translation,
-    TranslationWarning,
-    count_untagged,
-    without_nul,
-)
+from ziggurat.translate.interface import StreamTranslator, TextTranslator
+from ziggurat.translate.options import ARGUMENTS, LineExtras, TranslateOptions
+from ziggurat.translate.results import Notices, TargetScore, Translation, TranslationWarning
 from ziggurat.translate.scorers import Scorer, Shortlist, force_score, open_members, scorer_of
+from ziggurat.translate.text_lines import count_untagged, without_nul
 
 
 class Translator(TextTranslator):
