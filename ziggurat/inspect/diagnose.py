@@ -146,7 +146,7 @@ class _Watched(nn.Module):
         return y
 
     def sublayers(self) -> list[Callable[..., Tensor]]:
-        """See ziggurat.model.transformer.TransformerLayer."""
+        """See ziggurat.model.layers.TransformerLayer."""
         self.states = []
         return [self._kept(unit) for unit in cast(Any, self.layer).sublayers()]
 
@@ -170,7 +170,7 @@ class _LeftOut(nn.Module):
         return x
 
     def sublayers(self) -> list[Callable[..., Tensor]]:
-        """See ziggurat.model.transformer.TransformerLayer."""
+        """See ziggurat.model.layers.TransformerLayer."""
         return [self.forward] * self.units
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -276,6 +276,19 @@ class LiveBeams:
         self.longest = self._steps - first
         self.aligned = first == max(self._born, default=self._steps)
         self.first = self.longest == 0
+
+
+class BeamCache(Protocol):
+    """State of the live hypotheses between decoding steps, which follows every choice of the search.
+
+    What starts new sentences depends on the state: their memory, their rows, or both.
+    """
+
+    def follow(self, parents: Tensor) -> None:
+        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+
+    def keep(self, moves: RowMoves) -> None:
+        """Move rows; `LiveBeams.keep` has counted the live ones already."""
 
 
 _DENSE_BLOCK = 8
