@@ -235,8 +235,6 @@ def test_no_two_public_classes_share_a_name() -> None:
 
 LONG = {
     "build_app": "a table of routes and middlewares",
-    "step": "Search.step: eight numbered phases of one step of a beam search",
-    "forward": "the backward pass that it leaves for each chunk of the logits",
     "export_model": "the five phases of an export",
     "with_timeouts": "one subclass of uvicorn's protocol",
 }
