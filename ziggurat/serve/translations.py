@@ -259,15 +259,15 @@ class Translations:
         Either all sentences of a request are queued, or none. Raises QueueFull, DeadlineExceeded, ModelFailed,
         ConfigError and DataError. If the caller is cancelled, so are the sentences.
         """
-        # Hard terms, and text that patterns match, are put back by the alignment if a translation has lost them.
-        aligned = markup is not None or (options.terms is not None and options.terms.has("hard"))
         protection = self.protection(options.protect)
-        aligned = aligned or protection is not None
+        # Hard terms, and text that patterns match, are put back by the alignment if a translation has lost them.
+        hard = options.terms is not None and options.terms.has("hard")
+        needs_alignment = markup is not None or hard or protection is not None
         long = sum(map(len, texts)) > _SHORT
         asking = TranslationRequest(
             client,
             time.monotonic() + self.limits.seconds,
-            replace(options, alignments=options.alignments or aligned),
+            replace(options, alignments=options.alignments or needs_alignment),
             self.in_thread if long else _at_once,
         )
         routes = [self.route(source, target) if model is None else [model] for source in sources]
