@@ -225,7 +225,7 @@ class Labels(NamedTuple):
 
 
 class LossSums(NamedTuple):
-    """Loss of one batch; a tuple, since DDP and FSDP2 find output tensors in tuples.
+    """Loss of one batch; a tuple, since FSDP2 finds output tensors in tuples.
 
     Attributes:
         objective: the quantity that is minimised, already normalised; shape [].
