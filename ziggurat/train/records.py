@@ -21,7 +21,6 @@ _RECORD_FORMAT = 1
 DEPTH_FILE = Path("diagnostics") / "depth.jsonl"
 """DEPTH_FILE is the file of the depth records in a run's folder."""
 
-
 _Number = float | None
 _NAMES: dict[TypeAdapter[Any], str] = {
     TypeAdapter(Annotated[int, Field(ge=1)]): "gradient_batches",

@@ -29,12 +29,9 @@ CLOCK_FIELDS = frozenset(
 """CLOCK_FIELDS are the values of a record that depend on the clock; all others are the same in any run with one
 configuration, data and seed, regardless of interruptions."""
 
-
 _METRICS = "metrics.jsonl"
 
-
 _GONE = "was removed or replaced while training wrote to it; from here on there is a new file"
-
 
 _CLOSING_SECONDS = 30.0
 """_CLOSING_SECONDS is the time for all trackers together to send their last records at the end."""

@@ -16,13 +16,10 @@ from ziggurat.translate.results import UNSPACED_SCRIPTS
 MAX_TERM = 200
 """MAX_TERM is the maximum number of characters of a glossary's term, in either language."""
 
-
 LETTER = regex.compile(rf"(?![{UNSPACED_SCRIPTS}])\w")
 """LETTER matches a letter of a word; in scripts without spaces a term may start and end next to another letter."""
 
-
 _WORD = regex.compile(r"\w")
-
 
 _FIRST = regex.compile(rf"(?:(?![{UNSPACED_SCRIPTS}])\w)++|.", flags=regex.DOTALL)
 """_FIRST matches the first word of a term or text; in scripts without spaces, and for other characters, the first

@@ -21,20 +21,15 @@ from ziggurat.translate.results import UNSPACED_SCRIPTS, Notices
 Encode = Callable[[list[str]], list[list[int]]]
 """The type of a function from texts to the pieces of each."""
 
-
 WINDOW_LINES = 2048
 """WINDOW_LINES is the number of lines of a stream that are read, sorted by length and translated together."""
-
 
 MAX_LINE_BYTES = 1 << 20
 """MAX_LINE_BYTES is the longest accepted line: segmenting takes 80 times its size in memory, and seconds per MiB."""
 
-
 _WINDOW_CHARACTERS = 1 << 22  # a window also ends here, so that very long lines do not pile up
 
-
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
 
 # After sentence-final punctuation with closing quotes or brackets: before a space, or immediately in scripts without
 # spaces. At most four of them, because an unbounded lookbehind takes quadratic time on a long row of quotes.
@@ -221,7 +216,6 @@ def _windows(lines: Iterable[str], size: int) -> Iterator[list[str]]:
 
 
 _GOES_ON = regex.compile(rf"<0x[0-9A-F]{{2}}>|\p{{M}}|(?![{UNSPACED_SCRIPTS}])[\p{{L}}\p{{N}}]")
-
 
 _LETTER = regex.compile(r"[\p{L}\p{N}\p{M}]")
 

@@ -1,4 +1,4 @@
-"""Application of a glossary's terms (ziggurat.translate.options) to a translation.
+"""Application of a glossary's terms (ziggurat.translate.terms) to a translation.
 
 Hard terms are reproduced letter by letter. The sentence is first translated unchanged. If the translation lacks a term,
 it is translated again with each term replaced by its target, which must then stay unchanged like an address
