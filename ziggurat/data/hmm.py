@@ -199,7 +199,7 @@ def translation_table(
     is added to every source. t is uniform at first; each iteration is one of expectation maximisation. A piece that
     occurs in no source has an empty row. `top` is the maximum number of target pieces of a row between iterations.
     """
-    # Memory is that of the pairs and the rows: co-occurrences are computed one source piece at a time, and the row of a
+    # Memory holds only the pairs and the rows: co-occurrences are computed one source piece at a time, and the row of a
     # source piece keeps only its `top` best entries.
     text = _Text(sources, targets, source_size)
     lengths = np.fromiter(map(len, sources), np.int64, len(sources))

@@ -94,11 +94,11 @@ class DecoderLayerCache:
         return self.cross
 
     def follow(self, parents: Tensor) -> None:
-        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+        """Make beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
         self.own.follow(parents)
 
     def keep(self, moves: RowMoves) -> None:
-        """Move rows; `LiveBeams.keep` has counted the live ones already."""
+        """Move rows; `LiveBeams.keep` has already counted the live ones."""
         self.own.keep(moves)
         self.cross.keep(moves)
 
@@ -162,7 +162,7 @@ class AnyDecoderLayer(TransformerLayer[TargetView]):
 
     @abstractmethod
     def attentions(self) -> tuple[OwnAttention, CrossAttention]:
-        """Return what attends to the target, and what to the memory."""
+        """Return the modules that attend to the target and to the memory."""
 
     def start(
         self, live: LiveBeams, *, kept: KeptWeights | None = None, first: FirstValues | None = None

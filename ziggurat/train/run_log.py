@@ -168,7 +168,7 @@ class MetricsWriter:
                 )
             elif tracker.left_out:
                 self._log.say(f"{tracker.name} was too slow: {tracker.left_out} records are missing there", "yellow")
-        self._working()  # one may have failed while it sent the rest
+        self._working()  # a tracker may have failed while it sent the rest
 
 
 class RunLog:

@@ -88,7 +88,7 @@ class TextTranslator(StreamTranslator):
             running search (ziggurat.translate.call.ContinuousTranslation).
         source_tokenizer, target_tokenizer: tokenizers of the two sides.
         max_positions: maximum number of positions of either side; None: no limit.
-        before_step: called before every step of our search; an error that it raises ends the translation.
+        before_step: called before every step of ziggurat's search; an error that it raises ends the translation.
     """
 
     own_search: ClassVar[bool]
@@ -150,8 +150,8 @@ class TextTranslator(StreamTranslator):
 def tells_alignments(translator: TextTranslator) -> bool:
     """Return whether the translations of this translator come with alignments.
 
-    This translates a word to find out, since it depends on every model of an ensemble and, for an export, on the
-    version that wrote it.
+    This translates a word to find out, since the answer depends on every model of an ensemble and, for an export, on
+    the version that wrote it.
     """
     kept, translator.notices = translator.notices, Notices()
     try:

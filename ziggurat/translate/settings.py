@@ -19,9 +19,9 @@ class Sentence:
     source: Sequence[int]
     """Ids in the form the model reads, end-of-sentence included; at least one."""
     max_length: int
-    """Most tokens of a result, end-of-sentence not counted."""
+    """Maximum number of tokens of a result, end-of-sentence not counted."""
     min_length: int = 0
-    """Fewest tokens before end-of-sentence; a smaller `max_length` wins."""
+    """Minimum number of tokens before end-of-sentence; a smaller `max_length` wins."""
     prefix: tuple[int, ...] = ()
     """Every result starts with these ids; at most `max_length` of them."""
     constraints: tuple[tuple[int, ...], ...] = ()
@@ -82,9 +82,9 @@ class SearchSettings:
     keep_attention: bool = False
     """Whether results contain the attention of their tokens."""
     batch_tokens: int = 4096
-    """Most source tokens in the search at a time, including padding."""
+    """Maximum number of source tokens in the search at a time, including padding."""
     batch_sentences: int = 256
-    """Most sentences in the search at a time."""
+    """Maximum number of sentences in the search at a time."""
     device: torch.device | str = "cpu"
     """The scorer's device."""
     before_step: Callable[[], None] = lambda: None

@@ -162,7 +162,7 @@ def read_constraints(lines: Iterable[str]) -> Iterable[list[str]]:
 def read_terminology(lines: Iterable[str], name: str) -> dict[str, str]:
     """Return source term -> target term from lines `source TAB target`; blank lines are skipped.
 
-    Raises DataError, naming file and line, for another number of columns or a source term with two targets.
+    Raises DataError, naming file and line, for a wrong number of columns or a source term with two targets.
     """
     terms: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):

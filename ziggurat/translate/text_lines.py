@@ -27,7 +27,7 @@ WINDOW_LINES = 2048
 MAX_LINE_BYTES = 1 << 20
 """MAX_LINE_BYTES is the longest accepted line: segmenting takes 80 times its size in memory, and seconds per MiB."""
 
-_WINDOW_CHARACTERS = 1 << 22  # a window also ends here, so that very long lines do not pile up
+_WINDOW_CHARACTERS = 1 << 22  # a window also ends at this size, so that very long lines do not pile up
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

@@ -248,7 +248,7 @@ class LiveBeams:
         self.first = False
 
     def follow(self, parents: Tensor) -> None:
-        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+        """Make beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
         if self.beam_size > 1:
             seen = self._bias[: self.count, :, : self.longest * self.beam_size]
             seen.copy_(seen.gather(1, parents[..., None].expand(-1, -1, seen.shape[2])))
@@ -285,10 +285,10 @@ class BeamCache(Protocol):
     """
 
     def follow(self, parents: Tensor) -> None:
-        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+        """Make beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
 
     def keep(self, moves: RowMoves) -> None:
-        """Move rows; `LiveBeams.keep` has counted the live ones already."""
+        """Move rows; `LiveBeams.keep` has already counted the live ones."""
 
 
 _DENSE_BLOCK = 8
@@ -465,7 +465,7 @@ class StateCache:
             self.state[rows] = 0.0
 
     def follow(self, parents: Tensor) -> None:
-        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+        """Make beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
         if self.state is not None and self.live.beam_size > 1:
             state = self.state[: self.live.count]
             state.copy_(state.gather(1, parents[..., None].expand_as(state)))
