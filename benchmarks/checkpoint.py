@@ -37,7 +37,7 @@ from ziggurat.train.checkpoint import RunProgress
 from ziggurat.train.device import keep_freed_memory
 from ziggurat.train.optim import Optimiser
 from ziggurat.train.parallel import Parallel
-from ziggurat.train.records import RunLog
+from ziggurat.train.run_log import RunLog
 from ziggurat.train.saving import Saver
 from ziggurat.train.update import train_update
 

@@ -111,7 +111,7 @@ PRECISIONS = ("float32", "bfloat16", "int8")
 
 def sentences(count: int, length: int) -> list[Any]:
     """Return random sentences as long as those of the test set, or with log-normal lengths if it is missing."""
-    from ziggurat.translate.choice import Sentence
+    from ziggurat.translate.settings import Sentence
 
     draw = random.Random(1)
     path = Path(os.environ.get("BENCH_DATA", "")) / "test_2016_flickr.en.sp"
@@ -128,9 +128,9 @@ def searcher(sizes: Sequence[int], attention: str, precision: str, beam: int, ba
     from ziggurat.config import ModelConfig
     from ziggurat.model.build import build_model
     from ziggurat.model.fast.packed import make_fast
-    from ziggurat.translate.choice import SearchSettings
     from ziggurat.translate.scorers import ModelScorer
     from ziggurat.translate.search import search
+    from ziggurat.translate.settings import SearchSettings
 
     d, ff, heads, encoder, decoder = sizes
     values = {"d_model": d, "d_ff": ff, "heads": heads, "residual": "pre", "encoder": {"layers": encoder}}

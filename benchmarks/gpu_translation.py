@@ -26,9 +26,9 @@ from ziggurat.model.fast.packed import make_fast
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import weights
 from ziggurat.system.errors import printable
-from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.scorers import ModelScorer
 from ziggurat.translate.search import search
+from ziggurat.translate.settings import SearchSettings, Sentence
 
 DECODED, LENGTH, BEAM, BATCH = ("base 6-6", "60-12", "MAtt 12-12"), 20, 4, 64
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")

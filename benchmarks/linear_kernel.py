@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from unittest import mock
 
 import torch
 
-from ziggurat.model.linear import kernel, linear
+from ziggurat.model.linear import linear
 
 SHAPES = [(4096, 256, 768), (4096, 256, 1024), (4096, 1024, 256), (4096, 512, 2048), (4096, 2048, 512)]
 """SHAPES are tokens, input width and output width."""
@@ -24,7 +25,7 @@ def gflops(name: str, tokens: int, width_in: int, width_out: int) -> float:
     weight = torch.randn(width_out, width_in, requires_grad=True)
     above = torch.randn(tokens, width_out)
     best, end = float("inf"), time.perf_counter() + 1
-    with kernel(name):  # type: ignore[arg-type]
+    with mock.patch("ziggurat.model.linear._onednn_is_faster", return_value=name == "onednn"):
         while (began := time.perf_counter()) < end:
             torch.autograd.grad(linear(x, weight), (x, weight), above)
             best = min(best, time.perf_counter() - began)

@@ -21,9 +21,9 @@ from ziggurat.data.shortlist import ShortlistTable
 from ziggurat.model.build import build_model
 from ziggurat.model.fast.compiled import Precision
 from ziggurat.model.fast.packed import available, make_fast
-from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.scorers import ModelScorer, Shortlist
 from ziggurat.translate.search import search
+from ziggurat.translate.settings import SearchSettings, Sentence
 
 SENTENCES, LENGTH, STEPS, BEAMS, CANDIDATES = 64, 25, 15, 4, 100
 EOS = 3

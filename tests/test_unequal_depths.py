@@ -13,9 +13,9 @@ from tests.test_composition import HERE, VOCABULARY, one_update, padded_batch
 from ziggurat.config.train import LossConfig
 from ziggurat.model.build import build_model, stack_residuals
 from ziggurat.model.init import profile_omega
-from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.scorers import ModelScorer
 from ziggurat.translate.search import search
+from ziggurat.translate.settings import SearchSettings, Sentence
 
 # The residual kind for which each initialisation was designed.
 MADE_FOR: dict[str, dict[str, Any]] = {

@@ -20,7 +20,8 @@ from comparing import Case, Pair, encoded, encoder_of, matching
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ziggurat.model.transformer import Encoder, SourceView
+from ziggurat.model.layers import SourceView
+from ziggurat.model.transformer import Encoder
 
 D, LAYERS = 32, 3
 PATH = "fairseq/models/ode_transformer.py"

@@ -17,7 +17,7 @@ from typing import Any
 from ziggurat.cli.output import input_stream
 from ziggurat.evaluate.comparison import System, compare
 from ziggurat.evaluate.scores import BleuWords
-from ziggurat.translate.results import read_lines
+from ziggurat.translate.text_lines import read_lines
 
 THEIRS = Path(__file__).with_name("theirs.py")
 

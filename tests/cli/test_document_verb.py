@@ -129,7 +129,7 @@ def test_without_sentencex_the_message_says_how_to_install_it(
 def test_a_model_without_attention_weights_translates_by_segment(
     ziggurat: Ziggurat, trained: Path, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ziggurat.translate.options.tells_alignments", lambda translator: False)
+    monkeypatch.setattr("ziggurat.translate.interface.tells_alignments", lambda translator: False)
     out = tmp_path / "out.html"
     status, _, errors = ziggurat("translate", trained, *SHORT, "--document", page, "--output", out)
     assert status == 0

@@ -21,7 +21,7 @@ from ziggurat.cli.output import counted
 from ziggurat.config import load_experiment
 from ziggurat.config.recipes import load_named, paper_keys, paper_recipes
 from ziggurat.data.babel import generate
-from ziggurat.train.schedule import TrainingResult
+from ziggurat.train.loop import TrainingResult
 
 DOCS = Path(__file__).parents[2] / "docs"
 VERBS = cast(Any, typer.main.get_command(app))

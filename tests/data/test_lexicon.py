@@ -66,7 +66,7 @@ def test_counts_of_rare_words_are_the_same_without_a_vector_of_all_words() -> No
 
 def test_only_the_best_stay_between_iterations() -> None:
     pairs = ([np.array([0])] * 3, [np.array([0, 1]), np.array([0, 2]), np.array([0])])
-    row = translation_table(*pairs, 1, 3, iterations=3, kept=1)[0]
+    row = translation_table(*pairs, 1, 3, iterations=3, top=1)[0]
     assert row.ids.tolist() == [0]
 
 

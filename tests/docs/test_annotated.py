@@ -38,10 +38,10 @@ def test_the_page_runs_and_equals_the_toolkit(capsys: pytest.CaptureFixture[str]
 
 def assert_same_search(names: dict[str, Any]) -> None:
     """Compare the page's beam search with the toolkit's, on a model whose translations have different lengths."""
-    from ziggurat.translate.choice import SearchSettings, Sentence
     from ziggurat.translate.hypotheses import LengthPenalty
     from ziggurat.translate.scorers import ModelScorer
     from ziggurat.translate.search import search
+    from ziggurat.translate.settings import SearchSettings, Sentence
 
     torch.manual_seed(2)
     model = names["Translator"](12, 2, 16, 24, 2, "pre").double()

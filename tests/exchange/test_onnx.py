@@ -29,10 +29,10 @@ from ziggurat.exchange.onnx_runtime import OnnxScorer, load_onnx, open_onnx
 from ziggurat.model.build import build_model
 from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.system.errors import CheckpointError, ConfigError
-from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.hypotheses import LengthPenalty
 from ziggurat.translate.scorers import ModelScorer
 from ziggurat.translate.search import search
+from ziggurat.translate.settings import SearchSettings, Sentence
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(package)

@@ -18,8 +18,10 @@ from ziggurat.exchange.exporter import export_model
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.translate.ctranslate2 import CTranslate2Translator, SearchResult, hypothesis_of
 from ziggurat.translate.engines import unsupported_settings
-from ziggurat.translate.options import TranslateOptions, tells_alignments
-from ziggurat.translate.results import begins_word, first_word, side_by_side
+from ziggurat.translate.interface import tells_alignments
+from ziggurat.translate.options import TranslateOptions
+from ziggurat.translate.results import side_by_side
+from ziggurat.translate.text_lines import begins_word, first_word
 from ziggurat.translate.translator import load_translator
 
 # There is no minimum length, because CTranslate2 rules out tokens before it normalises, which shifts its scores.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ziggurat.train.records import CLOCK_FIELDS
+from ziggurat.train.run_log import CLOCK_FIELDS
 
 CLOCK = CLOCK_FIELDS | {"data_wait"}
 """CLOCK are the fields of `metrics.jsonl`, `depth.jsonl` and a checkpoint's progress that depend on the clock, besides

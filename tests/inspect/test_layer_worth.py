@@ -15,10 +15,10 @@ from ziggurat.inspect import diagnose
 from ziggurat.inspect.diagnose import LAYER_MEASURES, effective_depth, layer_measures, near_pairs, passes_needed
 from ziggurat.model.attention.cache import causal_mask, padding_mask
 from ziggurat.model.attention.multihead import FirstValues
-from ziggurat.model.attention.variants import WholeTarget
 from ziggurat.model.history.base import HistoryState
+from ziggurat.model.layers import SourceView, WholeTarget
 from ziggurat.model.seq2seq import Memory, Seq2Seq
-from ziggurat.model.transformer import Decoder, SourceView
+from ziggurat.model.transformer import Decoder
 
 SOME = batch()
 

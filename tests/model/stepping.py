@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ziggurat.model.attention.cache import LiveBeams, Mask, causal_mask
 from ziggurat.model.attention.multihead import OwnAttention
-from ziggurat.model.attention.variants import WholeTarget
+from ziggurat.model.layers import WholeTarget
 
 Module = TypeVar("Module", bound=nn.Module)
 Logit = Callable[[Tensor, Tensor, int, int], float]

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tests.model.sentences import MASK, SOURCE, TARGET, built
 from ziggurat.model.attention.cache import padding_mask
+from ziggurat.model.layers import SourceView
 from ziggurat.model.seq2seq import Seq2Seq
-from ziggurat.model.transformer import SourceView
 
 
 def hidden(model: Seq2Seq) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,9 +13,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ziggurat.model import linear as module
-from ziggurat.model.linear import Kernel, Linear, kernel, linear, product
+from ziggurat.model.linear import Linear, linear, product
 
-KERNELS: list[Kernel] = ["torch", "onednn"]
+KERNELS = ["torch", "onednn"]
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -22,6 +24,15 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 def assert_near(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got.double(), expected, atol=1e-4, rtol=1e-5)
+
+
+@contextmanager
+def kernel(name: str) -> Iterator[None]:
+    """Context in which products of any size go to oneDNN, or all of them to torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_onednn_is_faster", lambda: name == "onednn")
+        patch.setattr(module, "_SMALL", 1)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +49,7 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_linear_map_and_its_gradients(
-    name: Kernel, bias: bool, shape: tuple[int, ...], width_in: int, width_out: int, spied: list[str]
+    name: str, bias: bool, shape: tuple[int, ...], width_in: int, width_out: int, spied: list[str]
 ) -> None:
     x, weight = drawn(*shape, width_in), drawn(width_out, width_in, seed=1)
     b = drawn(width_out, seed=2) if bias else None
@@ -60,7 +71,7 @@ def test_a_linear_map_and_its_gradients(
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_the_gradient_comes_in_any_layout(name: Kernel) -> None:
+def test_the_gradient_comes_in_any_layout(name: str) -> None:
     x, weight, above = drawn(4, 3, 8), drawn(6, 8, seed=1), drawn(3, 4, 6, seed=2).transpose(0, 1)
     single = [part.float().requires_grad_() for part in (x.transpose(0, 1).contiguous().transpose(0, 1), weight)]
     with kernel(name):
@@ -70,7 +81,7 @@ def test_the_gradient_comes_in_any_layout(name: Kernel) -> None:
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_frozen_parts_get_no_gradient(name: Kernel) -> None:
+def test_frozen_parts_get_no_gradient(name: str) -> None:
     module = Linear(8, 6)
     module.weight.requires_grad_(False)
     with kernel(name):
@@ -84,15 +95,15 @@ def test_frozen_parts_get_no_gradient(name: Kernel) -> None:
 
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True), (True, True)])
-def test_products_of_transposed_views(name: Kernel, turned: tuple[bool, bool]) -> None:
+def test_products_of_transposed_views(name: str, turned: tuple[bool, bool]) -> None:
     a, b = drawn(7, 9), drawn(5, 9, seed=1)
     single = [f.t().contiguous().float().t() if t else f.float() for f, t in zip((a, b), turned, strict=True)]
     with kernel(name):
         assert_near(product(*single), a @ b.t())
 
 
-@pytest.mark.parametrize("name", ["auto", *KERNELS])
-def test_other_types_are_left_to_torch(name: Kernel, spied: list[str]) -> None:
+@pytest.mark.parametrize("name", KERNELS)
+def test_other_types_are_left_to_torch(name: str, spied: list[str]) -> None:
     x, weight = drawn(600, 64), drawn(64, 64, seed=1)
     with kernel(name):
         assert torch.equal(linear(x, weight), F.linear(x, weight))
@@ -109,12 +120,6 @@ def test_it_is_torchs_module_with_the_same_values() -> None:
     theirs = nn.Linear(8, 6)
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     assert torch.equal(ours.weight, theirs.weight)
-
-
-def test_the_choice_ends_with_its_context() -> None:
-    with kernel("onednn"), kernel("torch"):
-        assert module._Choice.kernel == "torch"
-    assert module._Choice.kernel == "auto"
 
 
 class _Weights(TorchDispatchMode):

@@ -23,9 +23,9 @@ from ziggurat.model.attention.variants import (
 )
 from ziggurat.model.build import count_parameters as count
 from ziggurat.model.dropout import Dropout
+from ziggurat.model.layers import DecoderLayerCache
 from ziggurat.model.linear import Linear, ShiftedLinear
 from ziggurat.model.roles import Role, assign_roles
-from ziggurat.model.transformer import DecoderLayerCache
 from ziggurat.system.errors import ConfigError
 
 D_MODEL, HEADS, D_HEAD = 6, 2, 3

@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from ziggurat.model.attention import multihead
 from ziggurat.model.attention.cache import causal_mask, padding_mask
 from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
-from ziggurat.model.attention.variants import WholeTarget
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.kinds import RESIDUAL
+from ziggurat.model.layers import DecoderLayer, EncoderLayer, SourceView, WholeTarget
 from ziggurat.model.linear import FeedForward
 from ziggurat.model.residual.base import Residual, ResidualOptions, SublayerPosition
-from ziggurat.model.transformer import DecoderLayer, EncoderLayer, SourceView
 
 D_MODEL, D_FF, HEADS = 12, 20, 3
 TOLERANCE = {"atol": 1e-10, "rtol": 0.0}

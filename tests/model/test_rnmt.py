@@ -33,10 +33,10 @@ from ziggurat.train.objective import batch_loss
 from ziggurat.train.optim import Optimiser
 from ziggurat.train.parallel import Parallel
 from ziggurat.train.update import train_update
-from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.hypotheses import LengthPenalty
 from ziggurat.translate.scorers import ModelScorer
 from ziggurat.translate.search import search
+from ziggurat.translate.settings import SearchSettings, Sentence
 
 WIDTH, HEADS = 8, 2
 VARIANTS = {

@@ -16,9 +16,9 @@ from tests.small import moved
 from ziggurat.exchange.plain import NotPlainError, fold
 from ziggurat.model.build import build_model, count_parameters
 from ziggurat.model.depth import at_depth, deepening, grow_weights
+from ziggurat.model.layers import SourceView
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import weights
-from ziggurat.model.transformer import SourceView
 from ziggurat.train.diagnosis.gradients import Trace
 
 N = 3

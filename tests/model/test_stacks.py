@@ -19,7 +19,7 @@ from tests.model.sentences import built as small_model
 from tests.small import moved
 from ziggurat.config.kinds import ResidualKind
 from ziggurat.model.attention.cache import Mask
-from ziggurat.model.attention.variants import WholeTarget
+from ziggurat.model.layers import WholeTarget
 from ziggurat.model.seq2seq import Seq2Seq
 
 N, M = 3, 2

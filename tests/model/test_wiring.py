@@ -18,9 +18,9 @@ from ziggurat.config.kinds import HISTORIES, HistoryKind, InitKind, ResidualKind
 from ziggurat.model.attention.cache import padding_mask
 from ziggurat.model.build import build_model
 from ziggurat.model.dropout import Dropout, StochasticBranch
+from ziggurat.model.layers import SourceView
 from ziggurat.model.residual.base import Residual
 from ziggurat.model.seq2seq import Seq2Seq
-from ziggurat.model.transformer import SourceView
 from ziggurat.train.objective import as_trained
 
 WIDTH, INNER, HEADS, LAYERS = 16, 24, 2, 3  # as in tests.composition

@@ -26,9 +26,9 @@ from ziggurat.model.build import build_model
 from ziggurat.serve.config import ServeConfig
 from ziggurat.system.errors import ConfigError
 from ziggurat.train.loop import train
-from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.scorers import Shortlist, force_score, scorer_of
 from ziggurat.translate.search import search
+from ziggurat.translate.settings import SearchSettings, Sentence
 
 MEMBERS = [1, pytest.param(2, marks=pytest.mark.slow)]
 
@@ -99,7 +99,7 @@ def test_searches_find_the_same(columns: dict[str, Any], options: dict[str, Any]
 def test_scores_are_the_same(ensemble: tuple[Path, ...]) -> None:
     targets = ["Kras krounei.", "Shan", "Droul krar zanar toul."]
     scored = [opened(name, *ensemble).score(LINES, targets) for name in DEVICES]
-    assert_near([vars(one) for one in scored[1]], [vars(one) for one in scored[0]])
+    assert_near(scored[1], scored[0])
 
 
 @pytest.mark.parametrize("members", MEMBERS)
@@ -153,7 +153,7 @@ def test_every_decoder_searches_and_scores_the_same(kind: str) -> None:
         assert waits_of(counts)[1] == 1 + listed
     ids = {"bos": WANTED.bos, "eos": WANTED.eos, "pad": WANTED.pad}
     scored = [force_score(m, SOURCES, [[6, 8], [], [9]], **ids, device=name) for name, m in members.items()]
-    assert_near([vars(one) for one in scored[1]], [vars(one) for one in scored[0]])
+    assert_near(scored[1], scored[0])
 
 
 @pytest.mark.slow  # its translator is that of the other tests

@@ -221,7 +221,7 @@ def test_a_step_that_fails_ends_only_the_lines_under_way(
 def test_out_of_memory_reduces_the_number_of_lines_at_a_time(
     make: Make, copying: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "SLOTS", 32)
+    monkeypatch.setattr(engine_module, "MOST_LINES", 32)
     step, live = copying.model.step, list[int]()
 
     def cramped(tokens: Any, state: Any) -> Any:

@@ -21,7 +21,7 @@ from ziggurat.serve.text.paragraphs import aligned_text
 from ziggurat.serve.text.sentences import Options, SentenceTranslation, run
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.translate.options import TranslateOptions
-from ziggurat.translate.results import begins_word, first_word
+from ziggurat.translate.text_lines import begins_word, first_word
 from ziggurat.translate.translator import Translator, load_translator
 
 LINES = [SENTENCES[0], SENTENCES[1]]

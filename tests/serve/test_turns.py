@@ -11,7 +11,7 @@ import pytest
 from tests.translate.doubles import CopyModel
 from tests.vocabulary import SENTENCES, trained_tokenizer
 from ziggurat.config import DecodingConfig
-from ziggurat.serve.engine import SLOTS, Engine, LineBatch, Opened
+from ziggurat.serve.engine import MOST_LINES, Engine, LineBatch, Opened
 from ziggurat.serve.queue import DeadlineExceeded, FairLock, FairQueue, QueuedLine
 from ziggurat.translate.options import TranslateOptions
 from ziggurat.translate.results import Translation
@@ -83,7 +83,7 @@ def test_a_short_request_is_not_kept_waiting_by_a_long_one(copying: Translator) 
     engine.queue.put([queued("short") for _ in range(3)])
     gate.set()
     assert done.wait(60)
-    assert max(place for place, client in enumerate(order) if client == "short") < SLOTS
+    assert max(place for place, client in enumerate(order) if client == "short") < MOST_LINES
     assert engine.close(30)
 
 
@@ -109,7 +109,7 @@ def test_lines_that_are_cancelled_leave_the_queue_and_a_whole_batch(copying: Tra
 
 def test_a_constrained_search_is_bounded_and_ends_once_no_client_waits(copying: Translator) -> None:
     options = TranslateOptions(constrained=True)
-    assert LineBatch(copying, options, 64).slots == 8
+    assert LineBatch(copying, options, 64).most_lines == 8
     results: list[Translation | Exception] = []
     batch = LineBatch(copying, options, 64)
     late = QueuedLine(SENTENCES[0], "c", options, time.monotonic() - 1, results.append, ("dog",))

@@ -20,7 +20,8 @@ from ziggurat.system.files import fingerprint
 from ziggurat.train.checkpoint import read_progress
 from ziggurat.train.diagnosis.health import WARNINGS_FILE
 from ziggurat.train.loop import train
-from ziggurat.train.records import CLOCK_FIELDS, DEPTH_FILE
+from ziggurat.train.records import DEPTH_FILE
+from ziggurat.train.run_log import CLOCK_FIELDS
 
 QUIET = Console(file=io.StringIO())
 """QUIET swallows a run's output."""

@@ -28,8 +28,8 @@ from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.system.errors import CheckpointError, ConfigError
 from ziggurat.train.checkpoint import RunProgress, read_progress
 from ziggurat.train.device import loader_of
+from ziggurat.train.limits import finished
 from ziggurat.train.loop import train
-from ziggurat.train.schedule import finished
 from ziggurat.train.setup import largest_batches
 
 STAGES: list[dict[str, Any]] = [

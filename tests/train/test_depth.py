@@ -22,7 +22,8 @@ from ziggurat.train.depth_records import DepthReporter
 from ziggurat.train.diagnosis.health import WARNINGS_FILE, read_warnings
 from ziggurat.train.loop import train
 from ziggurat.train.progress import ProgressLine, RecordWindow, Reporter
-from ziggurat.train.records import DEPTH_FILE, MetricsWriter, Record, RunLog, read_records
+from ziggurat.train.records import DEPTH_FILE, Record, read_records
+from ziggurat.train.run_log import MetricsWriter, RunLog
 from ziggurat.train.trackers import Pixels
 from ziggurat.train.update import UpdateResult
 

@@ -36,11 +36,12 @@ from ziggurat.train.average import regular_checkpoints
 from ziggurat.train.checkpoint import RunProgress, load_checkpoint
 from ziggurat.train.growth import after_growth, carry_moments, carry_weights, grow_model, stage_ended
 from ziggurat.train.learner import Learner
+from ziggurat.train.limits import finished
 from ziggurat.train.loop import train
 from ziggurat.train.optim import Optimiser
 from ziggurat.train.run import reopen_run
 from ziggurat.train.saving import StoreCheck
-from ziggurat.train.schedule import finished, initial_progress, learning_rate, next_rate
+from ziggurat.train.schedule import initial_progress, learning_rate, next_rate
 
 STAGES = {"stages": [{"layers": 1, "updates": 3}, {"layers": 2, "updates": 6}]}
 

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from tests.train.runs import records
-from ziggurat.train import records as metrics_module
-from ziggurat.train.records import MetricsWriter, RunLog
+from ziggurat.train import run_log as metrics_module
+from ziggurat.train.run_log import MetricsWriter, RunLog
 from ziggurat.train.trackers import Listener, Pixels
 
 

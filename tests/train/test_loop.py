@@ -34,10 +34,10 @@ from ziggurat.system.errors import CheckpointError, ConfigError, TrainingError
 from ziggurat.train.average import CheckpointSelection, average_run, mean_weights, regular_checkpoints
 from ziggurat.train.checkpoint import Checkpoint, RunProgress, save_checkpoint
 from ziggurat.train.learner import Learner
-from ziggurat.train.loop import train
+from ziggurat.train.limits import how_to_continue, share_done, time_left
+from ziggurat.train.loop import TrainingResult, train
 from ziggurat.train.progress import RecordWindow
 from ziggurat.train.saving import prune
-from ziggurat.train.schedule import TrainingResult, how_to_continue, share_done, time_left
 from ziggurat.train.setup import position_limit
 from ziggurat.train.update import UpdateResult, train_update
 from ziggurat.train.validate import Validation

@@ -15,7 +15,7 @@ from rich.console import Console
 from tests.train.runs import records
 from ziggurat.config.model import ModelConfig
 from ziggurat.model.run_folder import locked
-from ziggurat.train.records import MetricsWriter, RunLog
+from ziggurat.train.run_log import MetricsWriter, RunLog
 
 
 def test_a_full_disk_is_reported_once_and_training_continues(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""For every architecture two processes compute the same gradients as one, with DDP and with FSDP2."""
+"""For every architecture two processes compute the same gradients as one, replicated and with FSDP2."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def short_of_memory(layer_drop: str) -> None:
         alone = Parallel(built(config), LOSS)
         mine = update()[processes.rank :: 2]
         gradients(together, mine)
-        buckets, met = len(together._sizes), []
+        buckets, met = len(together.buckets), []
         together.model.zero_grad(set_to_none=True)
         if processes.rank == 0:  # it has seen a longer sentence, so its buffers are larger
             tables = [module for module in together.model.modules() if isinstance(module, SinusoidalPositions)]
@@ -189,10 +189,10 @@ def replaced() -> None:
     with joined(timeout_minutes=0.5) as processes:
         together = Replicated(built(model({})), LOSS, "fp32", processes)
         gradients(together, update()[processes.rank :: 2])
-        gone = weakref.ref(together.model)
+        gone = [weakref.ref(each) for each in (together.model, *together.model.parameters())]
         del together
         gc.collect()
-        print(gone() is None)
+        print(all(each() is None for each in gone))
 
 
 def test_a_model_that_was_trained_is_freed() -> None:

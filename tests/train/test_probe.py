@@ -19,8 +19,8 @@ from ziggurat.config.kinds import HistoryKind, ResidualKind
 from ziggurat.config.train import LossConfig
 from ziggurat.data.loader import Batch
 from ziggurat.model.attention.cache import causal_mask, padding_mask
-from ziggurat.model.attention.variants import WholeTarget
 from ziggurat.model.build import build_model
+from ziggurat.model.layers import WholeTarget
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.transformer import Decoder, Encoder
 from ziggurat.train.depth_records import measured

@@ -29,9 +29,9 @@ from ziggurat.train.checkpoint import Checkpoint, RunProgress, load_checkpoint, 
 from ziggurat.train.depth_records import DepthProbe
 from ziggurat.train.device import loader_of
 from ziggurat.train.learner import Learner
-from ziggurat.train.loop import train
+from ziggurat.train.loop import TrainingResult, train
 from ziggurat.train.recovery import Fault, Recovery
-from ziggurat.train.schedule import TrainingResult, learning_rate
+from ziggurat.train.schedule import learning_rate
 from ziggurat.train.update import UpdateResult, train_update
 
 LAYER = "decoder.layers.1.ffn.in_proj"

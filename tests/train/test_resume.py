@@ -27,9 +27,8 @@ from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError, TrainingError
 from ziggurat.train import setup
 from ziggurat.train.checkpoint import load_checkpoint
-from ziggurat.train.loop import train
+from ziggurat.train.loop import TrainingResult, train
 from ziggurat.train.run import create_run, reopen_run
-from ziggurat.train.schedule import TrainingResult
 from ziggurat.train.trackers import keep
 from ziggurat.train.update import train_update
 

@@ -33,7 +33,7 @@ from ziggurat.train.checkpoint import Checkpoint, RunProgress, load_checkpoint, 
 from ziggurat.train.distributed import Processes
 from ziggurat.train.learner import Learner
 from ziggurat.train.loop import train
-from ziggurat.train.records import RunLog
+from ziggurat.train.run_log import RunLog
 from ziggurat.train.saving import Buffers, Saver, clear_leftovers, prune
 
 FULL = OSError(errno.ENOSPC, "No space left on device")

@@ -21,9 +21,8 @@ from ziggurat.model.run_folder import checkpoint_folders, checkpoint_name, check
 from ziggurat.system.errors import CheckpointError, ConfigError
 from ziggurat.train.average import CheckpointSelection, average_run, regular_checkpoints, selected_checkpoints
 from ziggurat.train.checkpoint import Checkpoint, RunProgress, read_progress, save_checkpoint
-from ziggurat.train.loop import train
+from ziggurat.train.loop import due, train
 from ziggurat.train.saving import prune
-from ziggurat.train.schedule import due
 
 LAST = 17
 BY_EPOCHS = {

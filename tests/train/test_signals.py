@@ -26,9 +26,8 @@ from ziggurat.system.errors import CheckpointError
 from ziggurat.system.terminal import REPEATED
 from ziggurat.train import saving
 from ziggurat.train.checkpoint import load_checkpoint, read_progress
-from ziggurat.train.loop import train
+from ziggurat.train.loop import TrainingResult, train
 from ziggurat.train.objective import batch_loss
-from ziggurat.train.schedule import TrainingResult
 from ziggurat.train.signals import GracefulStop
 from ziggurat.train.update import train_update
 from ziggurat.train.validate import Validation, Validator

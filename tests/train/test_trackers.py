@@ -177,7 +177,7 @@ def test_a_whole_run_reports_to_all_three(tiny_folder: Path, tmp_path: Path, mon
     """An impossible MLflow store is reported, while training continues."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
-    monkeypatch.setattr("ziggurat.train.records._CLOSING_SECONDS", 300.0)  # however busy the machine is
+    monkeypatch.setattr("ziggurat.train.run_log._CLOSING_SECONDS", 300.0)  # however busy the machine is
     said, run = io.StringIO(), tmp_path / "run"
     experiment = tiny_experiment(
         tiny_folder,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.translate.doubles import Prefix, TableScorer, random_attention
-from ziggurat.translate.choice import RuleOptions, SearchSettings
 from ziggurat.translate.hypotheses import LengthPenalty
+from ziggurat.translate.settings import RuleOptions, SearchSettings
 
 BOS, EOS = 0, 1
 

@@ -13,16 +13,10 @@ from hypothesis import strategies as st
 
 from tests.translate.doubles import TableScorer, random_log_probabilities
 from tests.translate.plain import BOS, EOS, plain_search
-from ziggurat.translate.choice import (
-    Candidates,
-    ConstrainedChoice,
-    RuleOptions,
-    SearchSettings,
-    Sentence,
-    searched_together,
-)
+from ziggurat.translate.choice import Candidates, ConstrainedChoice, searched_together
 from ziggurat.translate.hypotheses import LengthPenalty
 from ziggurat.translate.search import search
+from ziggurat.translate.settings import RuleOptions, SearchSettings, Sentence
 
 Phrases = tuple[tuple[int, ...], ...]
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.translate.doubles import Prefix, TableScorer, random_log_probabilities
 from tests.translate.plain import BOS, EOS, penalised
-from ziggurat.translate.choice import RuleOptions, SearchSettings, Sentence
 from ziggurat.translate.hypotheses import LengthPenalty
 from ziggurat.translate.search import search
+from ziggurat.translate.settings import RuleOptions, SearchSettings, Sentence
 
 Found = list[tuple[list[int], float, bool]]
 

@@ -25,9 +25,9 @@ from ziggurat.model.linear import Linear
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError
 from ziggurat.train.objective import autocast
-from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.scorers import ModelScorer
 from ziggurat.translate.search import Search, search
+from ziggurat.translate.settings import SearchSettings, Sentence
 
 SIZES: dict[str, Any] = {"d_model": 32, "d_ff": 64, "heads": 2, "encoder": {"layers": 2}}
 KINDS: dict[str, dict[str, Any]] = {

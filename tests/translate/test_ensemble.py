@@ -25,7 +25,6 @@ from ziggurat.model.directory import write_model_directory
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import weights
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
-from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.hypotheses import IdHypothesis, LengthPenalty
 from ziggurat.translate.results import TranslationWarning
 from ziggurat.translate.scorers import (
@@ -38,6 +37,7 @@ from ziggurat.translate.scorers import (
     scorer_of,
 )
 from ziggurat.translate.search import search
+from ziggurat.translate.settings import SearchSettings, Sentence
 from ziggurat.translate.translator import Translator, load_translator
 
 PAD, BOS, EOS, VOCABULARY = 0, 2, 3, 7
@@ -163,7 +163,7 @@ def test_an_ensemble_of_a_model_with_itself_is_the_model(kind: str, dtype: torch
     single = force_score(model, sources, targets, **ids)
     assert force_score([model], sources, targets, **ids) == single
     for a, b in zip(single, force_score([model, model], sources, targets, **ids), strict=True):
-        assert a.token_log_probabilities == pytest.approx(b.token_log_probabilities, abs=tolerance, rel=tolerance)
+        assert a == pytest.approx(b, abs=tolerance, rel=tolerance)
 
 
 def test_forced_scores_are_logs_of_mean_probabilities(members: list[Seq2Seq]) -> None:
@@ -174,8 +174,7 @@ def test_forced_scores_are_logs_of_mean_probabilities(members: list[Seq2Seq]) ->
         for source, target, score in zip(sources, targets, scores, strict=True):
             path = [*target, EOS]
             exact = [by_hand(members, [*source, EOS], path[:i])[token] for i, token in enumerate(path)]
-            assert score.token_log_probabilities == pytest.approx(exact, abs=1e-10)
-            assert score.log_probability == pytest.approx(math.fsum(exact), abs=1e-10)
+            assert score == pytest.approx(exact, abs=1e-10)
 
 
 def test_search_scores_are_forced_scores_whatever_the_batch(members: list[Seq2Seq]) -> None:
@@ -190,7 +189,7 @@ def test_search_scores_are_forced_scores_whatever_the_batch(members: list[Seq2Se
         scores = force_score(members, [[*source, EOS]] * len(row), targets, bos=BOS, eos=EOS, pad=PAD)
         for hypothesis, score in zip(row, scores, strict=True):
             steps = len(hypothesis.token_log_probabilities)
-            assert hypothesis.token_log_probabilities == pytest.approx(score.token_log_probabilities[:steps], abs=1e-10)
+            assert hypothesis.token_log_probabilities == pytest.approx(score[:steps], abs=1e-10)
 
 
 @torch.no_grad()
@@ -289,6 +288,7 @@ def test_a_translator_takes_several_models(tokenizer: SentencePieceTokenizer) ->
     path = [*ids[1], tokenizer.eos]
     exact = [by_hand(models, [*ids[0], tokenizer.eos], path[:i])[token] for i, token in enumerate(path)]
     assert score.token_log_probabilities == pytest.approx(exact, abs=1e-10)
+    assert score.log_probability == pytest.approx(math.fsum(exact), abs=1e-10)
 
 
 EXPERIMENT = """

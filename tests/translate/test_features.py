@@ -21,8 +21,8 @@ from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.translate.assembly import mean_chrf
-from ziggurat.translate.options import Terms, read_constraints, read_terminology, unmet
 from ziggurat.translate.results import Translation, TranslationWarning
+from ziggurat.translate.terms import Terms, read_constraints, read_terminology, unmet
 from ziggurat.translate.translator import Translator
 
 TEXTS = ["A dog runs!", "The little house stands by the river.", "", "Where is the old bridge?", "17 apples;"]

@@ -15,7 +15,8 @@ from tests.translate.doubles import CopyModel
 from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.model.seq2seq import Seq2Seq
-from ziggurat.translate.results import TranslationWarning, read_lines
+from ziggurat.translate.results import TranslationWarning
+from ziggurat.translate.text_lines import read_lines
 from ziggurat.translate.translator import Translator
 
 HOSTILE = {

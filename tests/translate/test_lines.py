@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ziggurat.system.errors import DataError
-from ziggurat.translate import results as lines_module
-from ziggurat.translate.results import join_parts, json_line, one_line, read_lines, split_long, windows
+from ziggurat.translate import text_lines as lines_module
+from ziggurat.translate.results import join_parts, json_line, one_line
+from ziggurat.translate.text_lines import read_lines, split_long, windows
 
 
 def read(data: bytes) -> list[str]:

@@ -16,11 +16,13 @@ from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import DataError
 from ziggurat.translate.call import ContinuousTranslation
-from ziggurat.translate.choice import RuleOptions, SearchSettings, Sentence
 from ziggurat.translate.ctranslate2 import Call, SearchResult, by_next_word, heads_of
-from ziggurat.translate.options import TranslateOptions, tells_alignments
-from ziggurat.translate.results import Hypothesis, begins_word, boundary_ids, ends_in_word, first_word
+from ziggurat.translate.interface import tells_alignments
+from ziggurat.translate.options import TranslateOptions
+from ziggurat.translate.results import Hypothesis
 from ziggurat.translate.search import search
+from ziggurat.translate.settings import RuleOptions, SearchSettings, Sentence
+from ziggurat.translate.text_lines import begins_word, boundary_ids, ends_in_word, first_word
 from ziggurat.translate.translator import Translator
 
 BOUNDARY = (EOS, 2, 3)

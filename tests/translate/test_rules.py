@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.translate.doubles import TableScorer, random_log_probabilities
 from tests.translate.plain import BOS, EOS, plain_search
-from ziggurat.translate.choice import RuleOptions, SearchSettings, Sentence
 from ziggurat.translate.rules import BannedPhrases, ban_repeated_ngrams, penalise_repetition
 from ziggurat.translate.search import search
+from ziggurat.translate.settings import RuleOptions, SearchSettings, Sentence
 
 histories = st.lists(st.lists(st.integers(0, 4), min_size=0, max_size=9), min_size=1, max_size=4)
 

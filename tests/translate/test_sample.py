@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from tests.translate.doubles import TableScorer, random_log_probabilities
 from tests.translate.plain import BOS, EOS
 from ziggurat.config import DecodingConfig
-from ziggurat.translate.choice import SampleChoice, SearchSettings, Sentence, restricted, uniform
+from ziggurat.translate.choice import SampleChoice, restricted, uniform
 from ziggurat.translate.hypotheses import IdHypothesis
 from ziggurat.translate.search import search
+from ziggurat.translate.settings import SearchSettings, Sentence
 
 MASK = (1 << 64) - 1
 SAMPLE = DecodingConfig(search="sample")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,10 +10,10 @@ import torch
 
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.model.seq2seq import Seq2Seq
-from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.hypotheses import IdHypothesis, LengthPenalty
-from ziggurat.translate.scorers import ForcedScore, ModelScorer, force_score, length_batches
+from ziggurat.translate.scorers import ModelScorer, force_score, length_batches
 from ziggurat.translate.search import search
+from ziggurat.translate.settings import SearchSettings, Sentence
 
 SOURCES = [[20, 21, 22], [30], [25, 60, 70, 80, 90, 100, 31], [40, 41]]
 
@@ -26,7 +27,7 @@ def found_by(
 
 def forced(
     model: Seq2Seq, sources: list[list[int]], targets: list[list[int]], tokenizer: SentencePieceTokenizer, tokens: int
-) -> list[ForcedScore]:
+) -> list[list[float]]:
     ended = [[*source, tokenizer.eos] for source in sources]
     return force_score(
         model, ended, targets, bos=tokenizer.bos, eos=tokenizer.eos, pad=tokenizer.pad, batch_tokens=tokens
@@ -45,9 +46,9 @@ def test_search_scores_are_forced_scores_token_by_token(
         scores = forced(tiny_model, [source] * len(row), [h.tokens for h in row], tokenizer, 4096)
         for hypothesis, score in zip(row, scores, strict=True):
             steps = len(hypothesis.token_log_probabilities)
-            assert hypothesis.token_log_probabilities == pytest.approx(score.token_log_probabilities[:steps], abs=1e-10)
+            assert hypothesis.token_log_probabilities == pytest.approx(score[:steps], abs=1e-10)
             if hypothesis.finished:
-                assert hypothesis.log_probability == pytest.approx(score.log_probability, abs=1e-10)
+                assert hypothesis.log_probability == pytest.approx(math.fsum(score), abs=1e-10)
 
 
 @pytest.mark.slow
@@ -73,8 +74,7 @@ def test_forced_scores_against_one_sentence_at_a_time(tiny_model: Seq2Seq, token
             memory = tiny_model.encode(ids, torch.ones_like(ids, dtype=torch.bool))
             logits = tiny_model.logits(tiny_model.decode(torch.tensor([[tokenizer.bos, *target]]), memory))[0]
             exact = logits.log_softmax(-1).gather(1, torch.tensor([[t] for t in [*target, tokenizer.eos]]))[:, 0]
-            assert score.token_log_probabilities == pytest.approx(exact.tolist(), abs=1e-10)
-            assert score.log_probability == pytest.approx(exact.sum().item(), abs=1e-10)
+            assert score == pytest.approx(exact.tolist(), abs=1e-10)
 
 
 def test_logits_exist_for_a_bounded_number_of_tokens(tiny_model: Seq2Seq, tokenizer: SentencePieceTokenizer) -> None:
@@ -86,7 +86,7 @@ def test_logits_exist_for_a_bounded_number_of_tokens(tiny_model: Seq2Seq, tokeni
         hook.remove()
     assert sum(rows) == 3000
     assert max(rows) <= 1024
-    assert all(len(s.token_log_probabilities) == 100 for s in scores)
+    assert all(len(s) == 100 for s in scores)
 
 
 def test_unpaired_targets_are_refused(tiny_model: Seq2Seq, tokenizer: SentencePieceTokenizer) -> None:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.translate.doubles import Prefix, TableScorer, random_log_probabilities
 from tests.translate.plain import BOS, EOS, Plain, fairseq_search, marian_search, penalised, plain_search
 from ziggurat.system.errors import ConfigError
-from ziggurat.translate.choice import RuleOptions, SearchSettings, Sentence
 from ziggurat.translate.hypotheses import IdHypothesis, LengthPenalty, best_tokens
 from ziggurat.translate.search import NonFiniteScoreError, search
+from ziggurat.translate.settings import RuleOptions, SearchSettings, Sentence
 
 
 def run(

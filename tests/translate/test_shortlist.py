@@ -17,9 +17,9 @@ from ziggurat.model.build import build_model
 from ziggurat.model.fast.packed import make_fast
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError
-from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.scorers import ModelScorer, Shortlist, scorer_of
 from ziggurat.translate.search import search
+from ziggurat.translate.settings import SearchSettings, Sentence
 from ziggurat.translate.translator import Translator
 
 PAD, BOS, EOS, SIZE, ROWS = 0, 2, 3, 14, 16

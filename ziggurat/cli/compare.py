@@ -387,7 +387,7 @@ def parse_systems(given: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _lines(paths: Sequence[str]) -> Iterator[str]:
-    from ziggurat.translate.results import read_lines
+    from ziggurat.translate.text_lines import read_lines
 
     for path in paths:
         yield from read_lines(*input_stream(path))

@@ -25,7 +25,8 @@ from ziggurat.system.terminal import duration
 
 if TYPE_CHECKING:
     from ziggurat.serve.text.sentences import Result, SentenceRequests, SentenceTranslation
-    from ziggurat.translate.options import TextTranslator, TranslateOptions
+    from ziggurat.translate.interface import TextTranslator
+    from ziggurat.translate.options import TranslateOptions
 
 
 class DocumentForm(NamedTuple):
@@ -72,7 +73,7 @@ def translate_documents(
         next(document(contents[path], path, settings(aligned=True)), None)
     with warnings_shown(), open_engine(models, opening, beside_lines=asked.terms is not None) as engine:
         translator = cast("TextTranslator", engine)  # always in this process here
-        from ziggurat.translate.options import tells_alignments
+        from ziggurat.translate.interface import tells_alignments
 
         aligned = tells_alignments(translator)
         if not aligned:

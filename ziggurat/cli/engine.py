@@ -18,7 +18,7 @@ from ziggurat.system.terminal import importing
 
 if TYPE_CHECKING:
     from ziggurat.translate.engines import Engine
-    from ziggurat.translate.options import StreamTranslator
+    from ziggurat.translate.interface import StreamTranslator
     from ziggurat.translate.translator import Translator
 
 _LINES_PER_WORKER = 1000  # fewer do not make up for the seconds it takes a process to start and load the model

@@ -302,7 +302,7 @@ def line_job(
 def lines_beside(text: str, *beside: str) -> Iterator[LineWithInputs]:
     """Yield the lines of a file, each with the matching lines of other files. Raises DataError if the counts differ."""
     from ziggurat.corpora.jobs.tasks import LineWithInputs
-    from ziggurat.translate.results import read_lines
+    from ziggurat.translate.text_lines import read_lines
 
     for number, row in enumerate(zip_longest(*(read_lines(*input_stream(path)) for path in (text, *beside)))):
         if None in row:

@@ -295,7 +295,7 @@ def check_page(path: str, option: str, *inputs: str | None) -> None:
 
 def read_text(path: str) -> list[str]:
     """Return the lines of a text file, `-` for standard input. Raises DataError if it cannot be read."""
-    from ziggurat.translate.results import read_lines
+    from ziggurat.translate.text_lines import read_lines
 
     stream, name = input_stream(path)
     return list(read_lines(stream, name))

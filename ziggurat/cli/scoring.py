@@ -32,7 +32,7 @@ from ziggurat.system.errors import ConfigError, printable
 if TYPE_CHECKING:
     from ziggurat.evaluate.metrics import TestSet
     from ziggurat.evaluate.scores import Metric, Score
-    from ziggurat.translate.options import StreamTranslator
+    from ziggurat.translate.interface import StreamTranslator
 
 
 _LANGUAGE_LINES = 2000  # lines compared to tell the languages of two texts apart

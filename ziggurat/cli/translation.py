@@ -53,7 +53,8 @@ from ziggurat.system.errors import ConfigError
 from ziggurat.system.terminal import duration, importing
 
 if TYPE_CHECKING:
-    from ziggurat.translate.options import StreamTranslator, TranslateOptions
+    from ziggurat.translate.interface import StreamTranslator
+    from ziggurat.translate.options import TranslateOptions
     from ziggurat.translate.results import Translation
 
 
@@ -195,7 +196,7 @@ def translate(
     Example: `ziggurat translate runs/a < test.de > output.en`
     """
     from ziggurat.data.lines import refuse_records
-    from ziggurat.translate.results import read_lines
+    from ziggurat.translate.text_lines import read_lines
 
     # (1) Check options and files before the model is loaded, which takes seconds.
     opening = ModelOptions(
@@ -276,7 +277,7 @@ def _pace(
     workers: str | None, window: int | None, models: Sequence[str], opening: ModelOptions, total: int | None
 ) -> tuple[int, int]:
     """Return the number of processes, and how many lines are read ahead, of `total` if that is known."""
-    from ziggurat.translate.results import WINDOW_LINES
+    from ziggurat.translate.text_lines import WINDOW_LINES
 
     lines_ahead = window or WINDOW_LINES
     processes = worker_count(workers or "1", models, opening, None if lines_ahead == 1 else total)
@@ -290,8 +291,9 @@ def _pace(
 
 def _asked(tag: str | None, terminology: str | None, *, scores: bool = False) -> TranslateOptions:
     """Return the options for all translations; the path of a terminology may be `-`."""
-    from ziggurat.translate.options import Terms, TranslateOptions, read_terminology
-    from ziggurat.translate.results import read_lines
+    from ziggurat.translate.options import TranslateOptions
+    from ziggurat.translate.terms import Terms, read_terminology
+    from ziggurat.translate.text_lines import read_lines
 
     terms = None
     if terminology is not None:
@@ -302,8 +304,8 @@ def _asked(tag: str | None, terminology: str | None, *, scores: bool = False) ->
 
 def _columns(prefix: str | None, constraints: str | None) -> dict[str, Any]:
     """Return the line-by-line files as arguments of `translate_stream`; a path may be `-`."""
-    from ziggurat.translate.options import read_constraints
-    from ziggurat.translate.results import read_lines
+    from ziggurat.translate.terms import read_constraints
+    from ziggurat.translate.text_lines import read_lines
 
     columns: dict[str, Any] = {}
     if prefix is not None:

@@ -237,8 +237,8 @@ class DistributedConfig(Section):
     """Training in several processes, started by torchrun (docs/scaling.md); without it nothing here has an effect."""
 
     kind: Literal["ddp", "fsdp"] = "ddp"
-    """`ddp`: every process has the whole model (torch's DistributedDataParallel). `fsdp`: weights, gradients and
-    moments are split into one part per process (FSDP2, torch's fully_shard)."""
+    """`ddp`: every process has the whole model (data parallelism). `fsdp`: weights, gradients and moments are split
+    into one part per process (FSDP2, torch's fully_shard)."""
     bucket_mib: Size = Field(default=25, ge=1)
     """ddp: gradients are summed over the processes in buckets of this size, during the backward pass."""
     timeout_minutes: Minutes = Field(default=30.0, gt=0)

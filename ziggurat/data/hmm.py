@@ -191,16 +191,16 @@ def translation_table(
     target_size: int,
     *,
     iterations: int = 5,
-    kept: int = 500,
+    top: int = 500,
 ) -> list[Row]:
     """Return p(target piece | source piece) for every source id, and for the empty piece as the last row.
 
     p(target | source) = prod_j sum_i t(target_j | source_i) / (length + 1), where i also runs over an empty piece that
     is added to every source. t is uniform at first; each iteration is one of expectation maximisation. A piece that
-    occurs in no source has an empty row. `kept` is the maximum number of target pieces of a row between iterations.
+    occurs in no source has an empty row. `top` is the maximum number of target pieces of a row between iterations.
     """
     # Memory holds only the pairs and the rows: co-occurrences are computed one source piece at a time, and the row of a
-    # source piece keeps only its `kept` best entries.
+    # source piece keeps only its `top` best entries.
     text = _Text(sources, targets, source_size)
     lengths = np.fromiter(map(len, sources), np.int64, len(sources))
     # Denominators of the first iteration: sums of uniform probabilities, up to a factor that cancels.
@@ -220,7 +220,7 @@ def translation_table(
                 dense[rows[piece].ids] = 0
             ids, expected = _sums(beside, share, target_size)
             # (2) Maximisation: the counts, normalised, are the new row.
-            row = _normalised(ids, expected, kept if piece < source_size else target_size)
+            row = _normalised(ids, expected, top if piece < source_size else target_size)
             new_rows.append(row)
             # (3) Add its probabilities to the denominators of the next iteration.
             dense[row.ids] = row.probabilities
@@ -270,12 +270,12 @@ def _sums(ids: NDArray[np.int64], shares: NDArray[np.float64], size: int) -> tup
     return present[found], sums[found]
 
 
-def _normalised(ids: NDArray[np.int64], values: Floats, kept: int) -> Row:
-    """Return expected counts of target ids as a distribution, reduced to its `kept` largest values."""
+def _normalised(ids: NDArray[np.int64], values: Floats, top: int) -> Row:
+    """Return expected counts of target ids as a distribution, reduced to its `top` largest values."""
     total = values.sum()
-    if len(ids) > kept:
+    if len(ids) > top:
         # A stable sort, so that ties go to the smaller id on every machine.
-        best = np.sort(np.argsort(-values, kind="stable")[:kept])
+        best = np.sort(np.argsort(-values, kind="stable")[:top])
         ids, values = ids[best], values[best]
     return Row(ids, values / total)
 

@@ -208,8 +208,8 @@ def _origins_of(fingerprints: Mapping[Path, str]) -> list[dict[str, Any]]:
     for origin, same_of in records.values():
         changed = [path.name for path, same in same_of.items() if not same]
         for part in origin.parts if len(changed) < len(same_of) else []:
-            kept = part.model_dump(mode="json", exclude_none=True, exclude={"skipped", "pairs"})
-            entry = found.setdefault(part.name, kept)
+            dumped = part.model_dump(mode="json", exclude_none=True, exclude={"skipped", "pairs"})
+            entry = found.setdefault(part.name, dumped)
             if changed:
                 entry["changed"] = [*entry.get("changed", []), *changed]
     return list(found.values())

@@ -263,22 +263,22 @@ def other_files(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
 
 def _settings(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a dumped `data` section without paths, names and settings that only training reads, except weights."""
-    kept = {key: value for key, value in data.items() if key not in _OF_TRAINING}
+    settings = {key: value for key, value in data.items() if key not in _OF_TRAINING}
     # If nothing is aligned, the settings of alignment have no effect.
     aligned = data["alignment"]["compute"] != "none"
     if not aligned and not any(corpus["alignment"] for split in ("train", "dev") for corpus in data[split]):
-        del kept["alignment"]
-    kept["held_out"] = len(data["held_out"])
-    kept["subword"] = {key: value for key, value in data["subword"].items() if key not in _MODEL_FILES}
-    kept["subword"]["regularisation"] = data["subword"]["regularisation"] is not None
+        del settings["alignment"]
+    settings["held_out"] = len(data["held_out"])
+    settings["subword"] = {key: value for key, value in data["subword"].items() if key not in _MODEL_FILES}
+    settings["subword"]["regularisation"] = data["subword"]["regularisation"] is not None
     for split in ("train", "dev"):
-        kept[split] = [
+        settings[split] = [
             {key: value for key, value in corpus.items() if key not in _PLACES}
             | {"alignment": corpus["alignment"] is not None}
             | {"scores": [_score_settings(score) for score in corpus["scores"]]}
             for corpus in data[split]
         ]
-    return kept
+    return settings
 
 
 def _score_settings(score: Mapping[str, Any]) -> dict[str, Any]:

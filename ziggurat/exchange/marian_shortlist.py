@@ -25,7 +25,7 @@ from ziggurat.exchange.imported import ForeignModel, first_bytes, read_file
 from ziggurat.exchange.marian_files import find_files
 from ziggurat.system.compressed import byte_stream
 from ziggurat.system.errors import DataError, printable
-from ziggurat.translate.results import read_lines
+from ziggurat.translate.text_lines import read_lines
 
 _MARK = 0xF11A48D5013417F5
 _HEAD = struct.Struct("<6Q")

@@ -22,10 +22,11 @@ from ziggurat.model.attention.cache import CrossAttentionCache, KeptWeights, Mas
 from ziggurat.model.attention.multihead import FirstValues, SelfAttention
 from ziggurat.model.attention.variants import Ssru
 from ziggurat.model.embedding import Rotary, SinusoidalPositions
+from ziggurat.model.layers import AnyDecoderLayer, DecoderLayerCache
 from ziggurat.model.lstm import LstmLayer, LstmState
 from ziggurat.model.rnmt import RnmtDecoder, RnmtEncoder, RnmtLayer
 from ziggurat.model.seq2seq import Memory, Seq2Seq
-from ziggurat.model.transformer import AnyDecoderLayer, Decoder, DecoderCache, DecoderLayerCache
+from ziggurat.model.transformer import Decoder, DecoderCache
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import write_atomically
 

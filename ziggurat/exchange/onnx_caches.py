@@ -119,7 +119,7 @@ class RunningCell(RunningSum):
 
 
 class LayerCache:
-    """Cache of one decoder layer in a step, in place of ziggurat.model.transformer.DecoderLayerCache.
+    """Cache of one decoder layer in a step, in place of ziggurat.model.layers.DecoderLayerCache.
 
     Args:
         own: cache of the attention to the target.

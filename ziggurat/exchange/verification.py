@@ -33,8 +33,9 @@ from ziggurat.model.directory import OpenedModel
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.compressed import byte_stream
 from ziggurat.system.errors import DataError, ExportError, printable
-from ziggurat.translate.results import Translation, read_lines
+from ziggurat.translate.results import Translation
 from ziggurat.translate.scorers import force_score
+from ziggurat.translate.text_lines import read_lines
 from ziggurat.translate.translator import Translator
 
 BEAM = 4
@@ -185,7 +186,7 @@ def _log_probabilities(ours: Translator, sources: list[str], translations: list[
         eos=tokenizer.eos,
         pad=tokenizer.pad,
     )
-    return [score.log_probability for score in scored]
+    return [sum(of_tokens) for of_tokens in scored]
 
 
 @torch.no_grad()

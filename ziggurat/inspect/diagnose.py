@@ -43,7 +43,8 @@ from ziggurat.train.diagnosis.probe import Loss
 from ziggurat.train.objective import probe_loss, settle_precision
 from ziggurat.train.records import DEPTH_FILE, Record, read_records, write_records
 from ziggurat.train.validate import directions_of
-from ziggurat.translate.results import TranslationWarning, translate_tagged
+from ziggurat.translate.interface import translate_tagged
+from ziggurat.translate.results import TranslationWarning
 from ziggurat.translate.translator import load_translator
 
 LAYER_MEASURES = (
@@ -145,7 +146,7 @@ class _Watched(nn.Module):
         return y
 
     def sublayers(self) -> list[Callable[..., Tensor]]:
-        """See ziggurat.model.transformer.TransformerLayer."""
+        """See ziggurat.model.layers.TransformerLayer."""
         self.states = []
         return [self._kept(unit) for unit in cast(Any, self.layer).sublayers()]
 
@@ -169,7 +170,7 @@ class _LeftOut(nn.Module):
         return x
 
     def sublayers(self) -> list[Callable[..., Tensor]]:
-        """See ziggurat.model.transformer.TransformerLayer."""
+        """See ziggurat.model.layers.TransformerLayer."""
         return [self.forward] * self.units
 
 

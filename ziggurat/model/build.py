@@ -20,12 +20,13 @@ from ziggurat.model.accelerator import can_compile
 from ziggurat.model.embedding import Embeddings
 from ziggurat.model.init import ModelDepth, constant_omega, initialise
 from ziggurat.model.kinds import ENCODER_ATTENTION, StackParts, decoder_layer, memory_mixtures
+from ziggurat.model.layers import EncoderLayer
 from ziggurat.model.rate_transfer import RateScale, scales
 from ziggurat.model.residual.base import Residual
 from ziggurat.model.rnmt import build_rnmt
 from ziggurat.model.roles import Role, Slot, assign_roles, place_of
 from ziggurat.model.seq2seq import Seq2Seq
-from ziggurat.model.transformer import Decoder, Encoder, EncoderLayer
+from ziggurat.model.transformer import Decoder, Encoder
 from ziggurat.system.errors import ConfigError
 
 

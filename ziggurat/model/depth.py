@@ -28,8 +28,9 @@ from ziggurat.config.depth import (
     unreachable,
 )
 from ziggurat.config.model import ModelConfig
+from ziggurat.model.layers import AnyDecoderLayer, EncoderLayer
 from ziggurat.model.seq2seq import Seq2Seq
-from ziggurat.model.transformer import AnyDecoderLayer, Decoder, Encoder, EncoderLayer
+from ziggurat.model.transformer import Decoder, Encoder
 from ziggurat.system.errors import ConfigError
 
 _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")

@@ -44,12 +44,13 @@ from ziggurat.model.history import kinds as history
 from ziggurat.model.history.base import History, HistoryOptions
 from ziggurat.model.history.kinds import Transparent
 from ziggurat.model.history.state_dependent import AttentionResiduals, BlockAttentionResiduals, Mudd
+from ziggurat.model.layers import AnyDecoderLayer, DecoderLayer, MergedDecoderLayer
 from ziggurat.model.linear import FeedForward, GatedFeedForward, Linear, NormedLinear, ShiftedLinear
 from ziggurat.model.rate_transfer import branch_factor, output_factor
 from ziggurat.model.residual import kinds as residual
 from ziggurat.model.residual.base import Residual, ResidualOptions, ScaledNorm, ScaleNorm, ShiftScale, SublayerPosition
 from ziggurat.model.solver import solver
-from ziggurat.model.transformer import AnyDecoderLayer, DecoderLayer, MergedDecoderLayer, StackWiring
+from ziggurat.model.transformer import StackWiring
 
 Folding = Literal["post", "pre", "skip_vector", "alpha", "branch_vector", "norm_constant"]
 """Rules by which ziggurat.exchange.plain converts a stack to a plain one.

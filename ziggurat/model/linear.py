@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,27 +22,11 @@ if TYPE_CHECKING:
     from ziggurat.model.low_rank import LowRank
 
 
-Kernel = Literal["auto", "torch", "onednn"]
-
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """The type of a product: x W^T + b for x [..., in], W [out, in] and b [out] or None."""
 
 _SMALL = 1 << 20
 """_SMALL is the number of multiplications below which a call costs more than it saves."""
-
-
-class _Choice:
-    kernel: Kernel = "auto"
-
-
-@contextmanager
-def kernel(name: Kernel) -> Iterator[None]:
-    """Context in which products use this kernel: `torch` (torch's choice), `onednn`, or `auto` (the default)."""
-    before, _Choice.kernel = _Choice.kernel, name
-    try:
-        yield
-    finally:
-        _Choice.kernel = before
 
 
 @functools.cache
@@ -63,11 +46,11 @@ def _onednn_is_faster() -> bool:
 
 
 def _by_onednn(a: Tensor, b: Tensor, rows: int) -> bool:
-    if _Choice.kernel == "torch" or not has_cpu_kernels(a) or torch.compiler.is_compiling():
+    if not has_cpu_kernels(a) or torch.compiler.is_compiling():
         return False
     if not a.dtype == b.dtype == torch.float32 or torch.is_autocast_enabled("cpu"):
         return False
-    return rows > 0 and (_Choice.kernel == "onednn" or (rows * b.numel() >= _SMALL and _onednn_is_faster()))
+    return rows * b.numel() >= _SMALL and _onednn_is_faster()
 
 
 def _onednn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:

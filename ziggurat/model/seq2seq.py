@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ziggurat.config.train import GuidedAlignmentConfig, Recompute
-from ziggurat.model.attention.cache import KeptWeights, LiveBeams, RowMoves
+from ziggurat.model.attention.cache import BeamCache, KeptWeights, LiveBeams
 from ziggurat.model.embedding import InputEmbedding, OutputProjection
 
 _T = TypeVar("_T")
@@ -120,18 +120,12 @@ class AlignmentHead(NamedTuple):
         return cls(-1 if config.layer is None else config.layer - 1, None if config.head == "mean" else config.head - 1)
 
 
-class StepCache(Protocol):
-    """The state that a decoder keeps for the live hypotheses between steps."""
+class StepCache(BeamCache, Protocol):
+    """The state that a decoder keeps, and shows to the search."""
 
     @property
     def cross_attention(self) -> Tensor | None:
         """The last step's attention to the memory, [N, K, source], if it is kept."""
-
-    def follow(self, parents: Tensor) -> None:
-        """Make beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
-
-    def keep(self, moves: RowMoves) -> None:
-        """Move rows; `LiveBeams.keep` has already counted the live ones."""
 
 
 Cache = TypeVar("Cache", bound=StepCache)

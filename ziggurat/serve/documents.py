@@ -41,7 +41,7 @@ from ziggurat.system.errors import DataError, ZigguratError
 from ziggurat.system.files import write_atomically
 from ziggurat.system.small_files import read_bounded
 from ziggurat.system.staging import is_same, try_lock
-from ziggurat.translate.options import Terms
+from ziggurat.translate.terms import Terms
 
 UNKNOWN = "there is no such document, or it has expired"
 _UNSAFE = regex.compile(r"[^A-Za-z0-9_-]++")

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any, cast
 from ziggurat.serve.notices import silent_notices
 from ziggurat.serve.queue import DeadlineExceeded, FairLock, FairQueue, QueuedLine
 from ziggurat.system.errors import ConfigError, ZigguratError, out_of_memory, printable
-from ziggurat.translate.options import TextTranslator, TranslateOptions
-from ziggurat.translate.results import Translation, count_untagged
+from ziggurat.translate.interface import TextTranslator
+from ziggurat.translate.options import TranslateOptions
+from ziggurat.translate.results import Translation
+from ziggurat.translate.text_lines import count_untagged
 
 if TYPE_CHECKING:
     from ziggurat.translate.call import ContinuousTranslation
@@ -40,15 +42,15 @@ class LineBatch:
     Args:
         translator: translates the lines.
         options: those of the first line; their shared part (`TranslateOptions.key`) holds for all lines.
-        slots: maximum number of lines at a time.
+        most_lines: maximum number of lines at a time.
 
     Raises ConfigError if the translator cannot do what is requested.
     """
 
-    def __init__(self, translator: TextTranslator, options: TranslateOptions, slots: int) -> None:
+    def __init__(self, translator: TextTranslator, options: TranslateOptions, most_lines: int) -> None:
         one_by_one = bool(options.prefix) and not translator.own_search
         few = options.constrained or options.next_words or one_by_one  # other lines wait during such a search
-        self.slots = min(slots, CONSTRAINED) if few else slots
+        self.most_lines = min(most_lines, CONSTRAINED) if few else most_lines
         self.lines: dict[int, QueuedLine] = {}
         self._translator, self._options, self._tickets = translator, options, count()
         self._running: ContinuousTranslation | None = None
@@ -62,7 +64,7 @@ class LineBatch:
         if translator.own_search and not few:
             from ziggurat.translate.call import ContinuousTranslation
 
-            self._running = ContinuousTranslation(cast("Translator", translator), options, slots=slots)
+            self._running = ContinuousTranslation(cast("Translator", translator), options, slots=most_lines)
 
     def add(self, line: QueuedLine) -> None:
         """Add a line. Raises ZigguratError for one that cannot be translated."""
@@ -123,8 +125,8 @@ def _refuse_unwanted(lines: Sequence[QueuedLine]) -> None:
         raise DeadlineExceeded("the deadline passed while the line was translated")
 
 
-SLOTS = 64
-"""SLOTS is the maximum number of lines in a search at a time; it is halved each time that memory runs out."""
+MOST_LINES = 64
+"""MOST_LINES is the maximum number of lines in a search at a time; it is halved each time that memory runs out."""
 _PATIENCE = 0.5
 """_PATIENCE is how many seconds a line with other options waits before the running search stops taking new lines."""
 _COLLECT = 0.003
@@ -207,7 +209,7 @@ class Engine:
         self._options = TranslateOptions()
         self._retry, self._retry_at, self._looked, self._in_a_row = _RETRY[0], 0.0, 0.0, 0
         self._unload = self._closing = self._stale = False
-        self._slots = SLOTS
+        self._most_lines = MOST_LINES
         self._thread = threading.Thread(target=self._run, name=f"engine {name}", daemon=True)
         self._thread.start()
 
@@ -313,7 +315,7 @@ class Engine:
         gc.freeze()
         if self._in_a_row < _LOST:  # otherwise its first translation decides
             self.state.status, self.state.reason = "ready", ""
-        self._retry, self._slots, self.state.aligned = _RETRY[0], SLOTS, self._opened.aligned
+        self._retry, self._most_lines, self.state.aligned = _RETRY[0], MOST_LINES, self._opened.aligned
         return True
 
     def _look(self) -> None:
@@ -351,7 +353,7 @@ class Engine:
         try:
             # If the translator gives no alignments, the translations have none.
             aligned = self._options.alignments and self._opened.aligned
-            self._batch = LineBatch(translator, replace(self._options, alignments=aligned), self._slots)
+            self._batch = LineBatch(translator, replace(self._options, alignments=aligned), self._most_lines)
         except ZigguratError as error:  # caused by the options of its request
             if (taken := self.queue.take(self._options)) is not None:
                 taken.finish(error)
@@ -368,7 +370,7 @@ class Engine:
             line.cancel()
         if gone:
             batch.cancel(gone)
-        room = batch.slots - len(batch.lines)
+        room = batch.most_lines - len(batch.lines)
         waited = self.queue.oldest(other_than=self._options)
         if batch.lines and (self._stale or (waited is not None and now - waited > _PATIENCE)):
             return
@@ -388,9 +390,9 @@ class Engine:
         what, told = _FAILED, _FAILED
         if self._opened is None:
             what, told = "could not be opened", "could not be opened; the server's log has the reason"
-        elif self._batch is not None and self._batch.slots > 1 and out_of_memory(error):
-            self._slots = self._batch.slots // 2
-            what = f"{_FAILED}; from now on it takes at most {self._slots} at a time"
+        elif self._batch is not None and self._batch.most_lines > 1 and out_of_memory(error):
+            self._most_lines = self._batch.most_lines // 2
+            what = f"{_FAILED}; from now on it takes at most {self._most_lines} at a time"
         else:
             self._in_a_row += 1
             if self._in_a_row >= _LOST:

@@ -20,7 +20,7 @@ from ziggurat.serve.requests import Refused
 from ziggurat.system.errors import ConfigError, DataError, printable
 from ziggurat.system.files import write_atomically
 from ziggurat.system.small_files import MAX_BYTES, JsonForm, read_json
-from ziggurat.translate.options import Term, Terms
+from ziggurat.translate.terms import Term, Terms
 
 MOST_GLOSSARIES = 1000
 """MOST_GLOSSARIES is the limit for one client, or for a server without keys."""

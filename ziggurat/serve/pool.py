@@ -22,7 +22,7 @@ from ziggurat.serve.queue import FairQueue
 from ziggurat.system.errors import CheckpointError, ConfigError
 from ziggurat.system.processes import usable_cpus
 from ziggurat.translate.engines import EXPORT_FILE, is_export, read_report, refuse_unsupported
-from ziggurat.translate.options import tells_alignments
+from ziggurat.translate.interface import tells_alignments
 
 _COPIES = 3
 """_COPIES is how many times the size of its weights a model takes with PyTorch.

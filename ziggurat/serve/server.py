@@ -280,8 +280,8 @@ def app_of(config: ServeConfig, say: Callable[[str], object]) -> Starlette:
     pool = ModelPool(sources, waiting=config.limits.waiting, memory=config.memory, names=config.names, say=say)
     translations = Translations(pool, access, config.limits, config.protect)
     documents = Documents(translations, config.documents, say)
-    kept = Glossaries(None if config.glossaries is None else Path(config.glossaries).expanduser())
-    return build_app(config, translations, documents, kept, say)
+    glossaries = Glossaries(None if config.glossaries is None else Path(config.glossaries).expanduser())
+    return build_app(config, translations, documents, glossaries, say)
 
 
 def connections_within(files: int, most: int = CONNECTIONS) -> int:

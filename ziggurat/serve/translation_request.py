@@ -23,8 +23,9 @@ from ziggurat.serve.text.glossary import Run, Tally, constrained
 from ziggurat.serve.text.paragraphs import AlignedText
 from ziggurat.serve.text.sentences import SentenceRequests, SentenceTranslation
 from ziggurat.system.errors import DataError
-from ziggurat.translate.options import Term, TranslateOptions
+from ziggurat.translate.options import TranslateOptions
 from ziggurat.translate.results import Hypothesis, Translation
+from ziggurat.translate.terms import Term
 
 Value = TypeVar("Value")
 

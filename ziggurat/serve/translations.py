@@ -28,7 +28,8 @@ from ziggurat.serve.text.sentences import Options, Result, SentenceRequests
 from ziggurat.serve.text.splitting import Protection, sentencex_splitter
 from ziggurat.serve.translation_request import PLAIN, TextTranslation, TranslationRequest
 from ziggurat.system.errors import DataError
-from ziggurat.translate.options import Term, Terms, TranslateOptions
+from ziggurat.translate.options import TranslateOptions
+from ziggurat.translate.terms import Term, Terms
 
 _SURE = 50.0  # per cent
 

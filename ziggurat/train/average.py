@@ -46,9 +46,9 @@ from ziggurat.system.terminal import duration
 from ziggurat.system.yaml_text import shown
 from ziggurat.train.checkpoint import RunProgress, read_progress
 from ziggurat.train.growth import stage_experiment
-from ziggurat.train.records import MetricsWriter, RunLog
+from ziggurat.train.limits import finished
 from ziggurat.train.run import changes_since
-from ziggurat.train.schedule import finished
+from ziggurat.train.run_log import MetricsWriter, RunLog
 from ziggurat.train.setup import Setup
 
 

@@ -27,16 +27,8 @@ from ziggurat.train.diagnosis.probe import Loss, mean_gradient_norm, measure
 from ziggurat.train.learner import Learner
 from ziggurat.train.objective import probe_loss
 from ziggurat.train.profiling import profile_batches
-from ziggurat.train.records import (
-    DEPTH_FILE,
-    MetricsWriter,
-    Record,
-    RunLog,
-    cut_records,
-    heat_maps,
-    read_records,
-    scalars,
-)
+from ziggurat.train.records import DEPTH_FILE, Record, cut_records, heat_maps, read_records, scalars
+from ziggurat.train.run_log import MetricsWriter, RunLog
 from ziggurat.train.update import UpdateResult
 
 _IMAGES_GROWTH = 1.1

@@ -186,8 +186,7 @@ class Learner:
         # Weights are copied before `_take`, because FSDP shards the parameters that it is given.
         added = carry_weights(growth, self.parallel.weights(), depths, model)
         self._take(number, model)
-        # Compiled layers and DDP contain reference cycles: the old model would stay in memory until the next
-        # collection.
+        # Compiled layers contain reference cycles: the old model would stay in memory until the next collection.
         gc.collect()
         carry_moments(growth, moments, depths, self.optimiser)
         return self.profile(added)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from ziggurat.config import Experiment
+from ziggurat.config.lifecycle import CheckpointConfig, ValidationConfig
 from ziggurat.config.notices import notices
-from ziggurat.data.loader import Group
+from ziggurat.data.loader import Group, LoaderState
 from ziggurat.model.build import count_parameters
 from ziggurat.model.fast.precision import precision_notice
 from ziggurat.system.processes import SystemLoad
@@ -25,16 +27,30 @@ from ziggurat.train.depth_records import DepthProbe, DepthReporter
 from ziggurat.train.device import to_device
 from ziggurat.train.distributed import joined, lost
 from ziggurat.train.growth import after_growth, keep_stage, stage_ended, stage_folder
+from ziggurat.train.limits import ends_after, finished, how_to_continue
 from ziggurat.train.progress import ProgressLine, RecordWindow, Reporter, introduction
-from ziggurat.train.records import MetricsWriter, RunLog
 from ziggurat.train.recovery import Recovery, highest_nll, refuse_to_go_on
 from ziggurat.train.run import other_files_notice, run_locked
+from ziggurat.train.run_log import MetricsWriter, RunLog
 from ziggurat.train.saving import Saver
-from ziggurat.train.schedule import TrainingResult, due, ends_after, finished, how_to_continue, next_rate
+from ziggurat.train.schedule import next_rate
 from ziggurat.train.setup import Setup, rank_anew, refuse_too_large, set_up, starting_point
 from ziggurat.train.signals import GracefulStop
 from ziggurat.train.trackers import open_trackers
 from ziggurat.train.update import train_update
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """The end of a run: why it stopped, total figures over all its resumed parts, and the signal that stopped it."""
+
+    reason: str
+    update: int
+    seconds: float
+    target_tokens: int
+    best: float | None
+    best_update: int | None
+    signal: int | None
 
 
 def train(
@@ -297,3 +313,12 @@ class _Loop:
             good = counted and p.skipped_in_a_row == 0 and self.recovery.rolls_back
             interim = not (counted or by_clock)
             self.saver.save(self.learner, interim=interim, by_clock=by_clock and not counted, good=good)
+
+
+def due(when: ValidationConfig | CheckpointConfig, update: int, position: LoaderState) -> bool:
+    """Return whether a validation or a checkpoint is due after this update by the count of updates or epochs.
+
+    `position` is the position in the data after it: at an epoch's end, the start of the next one.
+    """
+    ends = position.batch == 0 and when.every_epochs is not None and position.epoch % when.every_epochs == 0
+    return ends or (when.every_updates is not None and update % when.every_updates == 0)

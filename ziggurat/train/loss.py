@@ -87,6 +87,16 @@ class _Gradients(NamedTuple):
             self.bias.index_fill_(0, ruled_out, 0.0)
 
 
+def _sums_of_types(weight: Tensor, bias: Tensor | None, ruled_out: Tensor | None) -> tuple[Tensor, Tensor | float]:
+    """Return the sums over all types but the `ruled_out` of `weight` [vocabulary, d_model] and of `bias`."""
+    weight_sum, bias_sum = weight.sum(0), 0.0 if bias is None else bias.sum()
+    if ruled_out is not None:
+        weight_sum -= weight[ruled_out].sum(0)
+        if bias is not None:  # recomputed, since subtracting values of -1e9 would cancel all the others
+            bias_sum = bias.index_fill(0, ruled_out, 0.0).sum()
+    return weight_sum, bias_sum
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     """Projection and cross-entropy, `chunk` rows of logits at a time, gradients computed in the forward pass.
 
@@ -113,11 +123,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             _, of_weight, of_bias, *_ = ctx.needs_input_grad
             grad_bias = torch.zeros_like(bias) if of_bias and bias is not None else None
             gradients = _Gradients(torch.empty_like(hidden), torch.zeros_like(weight) if of_weight else None, grad_bias)
-        weight_sum, bias_sum = weight.sum(0), 0.0 if bias is None else bias.sum()
-        if ruled_out is not None:
-            weight_sum -= weight[ruled_out].sum(0)
-            if bias is not None:  # recomputed, since subtracting values of -1e9 would cancel all the others
-                bias_sum = bias.index_fill(0, ruled_out, 0.0).sum()
+        weight_sum, bias_sum = _sums_of_types(weight, bias, ruled_out)
         nll, smoothed = hidden.new_zeros(()), hidden.new_zeros(())
         compute = torch.get_autocast_dtype(hidden.device.type)
         compute = compute if torch.is_autocast_enabled(hidden.device.type) else hidden.dtype
@@ -219,7 +225,7 @@ class Labels(NamedTuple):
 
 
 class LossSums(NamedTuple):
-    """Loss of one batch; a tuple, since DDP and FSDP2 find output tensors in tuples.
+    """Loss of one batch; a tuple, since FSDP2 finds output tensors in tuples.
 
     Attributes:
         objective: the quantity that is minimised, already normalised; shape [].

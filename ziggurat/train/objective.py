@@ -51,7 +51,7 @@ def _freeze(model: Seq2Seq, frozen: Frozen) -> None:
 
 
 class Objective(nn.Module):
-    """Model and loss as one module, so that DDP and FSDP2 wrap the whole forward pass, output projection included."""
+    """Model and loss as one module, so that FSDP2 wraps the whole forward pass, output projection included."""
 
     def __init__(self, model: Seq2Seq, config: LossConfig) -> None:
         super().__init__()

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
-import inspect
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, cast
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.parallel import DistributedDataParallel
 
 from ziggurat.config import TrainingConfig
 from ziggurat.config.train import LossConfig
@@ -43,7 +41,7 @@ class UpdateSize(NamedTuple):
 
 
 class Parallel:
-    """The gradients of one process; Replicated (DDP) and Sharded (FSDP2) handle several.
+    """The gradients of one process; Replicated and Sharded (FSDP2) handle several.
 
     All processes call every method, in the same order. `recovers` is true if all of them can continue after one has
     run out of memory.
@@ -58,11 +56,6 @@ class Parallel:
         self.processes = processes or Processes()
         self.precision = precision
         self.objective = Objective(model, loss)
-
-    @property
-    def wrapped(self) -> nn.Module:
-        """The objective that an update calls; here without a wrapper."""
-        return self.objective
 
     def size(self, batches: Sequence[Batch]) -> UpdateSize:
         """Return the size of the update; `batches` are this process's part of it."""
@@ -89,7 +82,7 @@ class Parallel:
             counts = {"tokens": size.target_tokens, "sentences": size.sentences}
             for number, batch in enumerate(batches, start=1):
                 with self.adding(batch, last=number == len(batches)):
-                    sums = add_gradients(self.wrapped, batch, device, self.precision, **counts)
+                    sums = add_gradients(self.objective, batch, device, self.precision, **counts)
                 objective, nll = objective + sums.objective, nll + sums.nll
                 if sums.alignment is not None:
                     alignment = sums.alignment if alignment is None else alignment + sums.alignment
@@ -100,9 +93,6 @@ class Parallel:
     def adding(self, batch: Batch, *, last: bool) -> AbstractContextManager[object]:
         """Context of one batch's passes; after the last batch, gradients include those of all processes."""
         return contextlib.nullcontext()
-
-    def fix_buckets(self, batch: Batch) -> None:
-        """Fix the order in which gradient buckets are summed, by passes over any `batch`; does nothing here."""
 
     def drop_gradients(self) -> None:
         """Drop the gradients of the update."""
@@ -132,21 +122,55 @@ class Parallel:
         return contextlib.nullcontext(self.model)
 
 
-# Buffers are constants (each process has the table entries it needs), so they need not be sent before every pass. torch
-# 2.13 renamed the option.
-_BUFFERS = "forward_sync_buffers"
-_BUFFERS_STAY: dict[str, Any] = {
-    _BUFFERS if _BUFFERS in inspect.signature(DistributedDataParallel).parameters else "broadcast_buffers": False
-}
+class GradientBucket:
+    """Gradients of some parameters in one tensor, which one message sums over the processes.
+
+    Attributes:
+        total: the gradients, one after the other.
+        views: each parameter with its part of `total`, in the parameter's shape.
+        missing: number of parameters whose gradient of the last batch is still to come.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        sizes = [parameter.numel() for parameter in parameters]
+        self.total = parameters[0].new_zeros(sum(sizes))
+        parts = zip(parameters, self.total.split(sizes), strict=True)
+        self.views = [(parameter, part.view_as(parameter)) for parameter, part in parts]
+        self.missing = 0
+
+    def begin(self) -> None:
+        """Hold the gradients of an update, which start from zero."""
+        self.total.zero_()
+        for parameter, view in self.views:
+            parameter.grad = view
+        self.missing = len(self.views)
+
+
+def gradient_buckets(parameters: Iterable[nn.Parameter], bucket_mib: float) -> list[GradientBucket]:
+    """Return buckets of at most `bucket_mib`, or one parameter, in the order in which a backward pass fills them.
+
+    That is roughly the reverse of the order of the parameters.
+    """
+    groups: list[list[nn.Parameter]] = []
+    room = 0.0
+    for parameter in reversed(list(parameters)):
+        if room < parameter.nbytes or groups[-1][0].dtype != parameter.dtype:
+            groups.append([])
+            room = bucket_mib * 2**20
+        groups[-1].append(parameter)
+        room -= parameter.nbytes
+    return list(map(GradientBucket, groups))
 
 
 class Replicated(Parallel):
-    """The whole model in every process; gradients are summed in buckets during the backward pass (DDP).
+    """The whole model in every process; gradients are summed in buckets during the backward pass of the last batch.
 
-    All batches of an update except the last run under `no_sync`. When a process runs out of memory, the others wait for
-    its buckets: it sends zeros for those that it did not reach, so that all can agree to skip the update. DDP cannot
-    recover from an interrupted backward pass, so a new wrapper is made then. With `layer_drop`, layers may be skipped,
-    and DDP searches for parameters without a gradient.
+    The buckets are sent in a fixed order, so a resumed run rounds as an uninterrupted one does. A process that runs out
+    of memory sends its remaining buckets as they are, because the others wait for them, and all agree to skip the
+    update. torch's DistributedDataParallel could do neither without knowledge of its internals: it orders its buckets
+    by the first passes, and does not recover from an interrupted backward pass.
+
+    With `layer_drop`, layers may be skipped: a parameter that no process used in an update gets no gradient.
     """
 
     def __init__(
@@ -160,99 +184,79 @@ class Replicated(Parallel):
         layer_drop: bool = False,
     ) -> None:
         super().__init__(model, loss, precision, processes)
-        self._bucket_mib, self._layer_drop = bucket_mib, layer_drop
-        self._wrap(first=True)
+        self._layer_drop = layer_drop
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.buckets = gradient_buckets(self._trained, bucket_mib)
+        # Of the present update:
+        self._used: set[Tensor] = set()
+        self._sent: list[dist.Work] = []
+        self._is_last = self._has_ended = False
+        for parameter in model.parameters():
+            dist.broadcast(parameter.detach(), 0)
+        # Python's garbage collector does not look into hooks of parameters: strong references there would keep the
+        # model alive for ever.
+        this = weakref.ref(self)
 
-    def _wrap(self, *, first: bool) -> None:
-        self._sizes: list[int] = []  # for all buckets, in the order in which they are summed
-        self._sent: list[int] = []  # for the present update's buckets
-        self._ddp = DistributedDataParallel(
-            self.objective,
-            bucket_cap_mb=self._bucket_mib,
-            # Gradients live in the buckets, which avoids a second copy of all of them.
-            gradient_as_bucket_view=True,
-            # Only with LayerDrop, since the search walks the graph in every pass; without the search, DDP would wait
-            # for the gradients of skipped layers.
-            find_unused_parameters=self._layer_drop,
-            # Later, weights are the same everywhere but position tables are not: a process that has met a longer
-            # sentence has a larger table, which the others could not receive.
-            init_sync=first,
-            **_BUFFERS_STAY,
-        )
-        # DDP holds the hook in C++, where Python's garbage collector finds no cycles, so a strong reference would keep
-        # the model alive for ever.
-        this = weakref.proxy(self)
-        self._ddp.register_comm_hook(None, lambda _, bucket: this._add_up(bucket.buffer()))
+        def reached(number: int, parameter: Tensor) -> None:
+            if (own := this()) is not None:
+                own._reached(number, parameter)
 
-    def _add_up(self, gradients: Tensor) -> torch.futures.Future[Tensor]:
-        """Start to sum one bucket over the processes; DDP's default hook would take the mean."""
-        if not self._sent:  # once per update, because each is a message to the store that all processes share
-            self.processes.arrive()
-        self._sent.append(gradients.numel())
-        future = dist.all_reduce(gradients, async_op=True).get_future()
-        return cast(torch.futures.Future[Tensor], future.then(lambda done: done.value()[0]))
-
-    @property
-    def wrapped(self) -> nn.Module:
-        """The objective inside DDP, whose backward pass sums gradients over the processes."""
-        return self._ddp
+        for number, bucket in enumerate(self.buckets):
+            for parameter, _ in bucket.views:
+                parameter.register_post_accumulate_grad_hook(partial(reached, number))
 
     def accumulate(self, batches: Sequence[Batch], size: UpdateSize) -> LossSums | Shortage:
         """See Parallel."""
-        self.fix_buckets(batches[0])
-        self._sent = []
+        for bucket in self.buckets:
+            bucket.begin()
+        self._used.clear()
+        self._sent.clear()
+        self._is_last = self._has_ended = False
         return super().accumulate(batches, size)
-
-    def fix_buckets(self, batch: Batch) -> None:
-        """See Parallel; both passes use an idle batch, whose gradients are zero.
-
-        A resumed run then sums in the order of the uninterrupted one; otherwise its rounding would differ.
-        """
-        if self._sizes:
-            return
-        for _ in range(2):  # after the first pass, DDP reorders its buckets by the arrival of gradients
-            self._sent = []
-            add_gradients(self._ddp, batch.idle(), self.model.device, self.precision, tokens=1, sentences=1)
-        self._sizes = self._sent
-        self.drop_gradients()
-
-    def drop_gradients(self) -> None:
-        """See Parallel; gradients are zeroed in DDP's buckets, since `no_sync` would otherwise sum in other memory."""
-        if self._layer_drop:
-            super().drop_gradients()  # an unused parameter must have no gradient, since moments would decay with zero
-        else:
-            self.model.zero_grad(set_to_none=False)
 
     @contextlib.contextmanager
     def adding(self, batch: Batch, *, last: bool) -> Iterator[None]:
-        """See Parallel."""
-        with contextlib.ExitStack() as contexts:
-            if not last:
-                contexts.enter_context(self._ddp.no_sync())
-            # An idle batch skips all layers with LayerDrop: one that no process uses must have no gradient instead of
-            # zero.
-            if batch.target_tokens == 0:
-                contexts.enter_context(with_layer_drop(self.model, 1.0))
+        """See Parallel; an idle batch skips all layers with LayerDrop, so that it uses none of their parameters."""
+        self._is_last = last
+        with with_layer_drop(self.model, 1.0) if batch.target_tokens == 0 else contextlib.nullcontext():
             yield
+        if last:
+            self._end()
 
     def agree(self, short: bool) -> bool:
         """See Parallel."""
-        if short and len(self._sent) < len(self._sizes):
-            if not self._sent:
-                self.processes.arrive()  # as the others did before their first bucket
-            for size in self._sizes[len(self._sent) :]:
-                dist.all_reduce(self.model.output.weight.new_zeros(size))
-            if self._layer_drop:  # after the last bucket, DDP sums the uses of each parameter and also waits for that
-                used = sum(p.requires_grad for p in self.model.parameters())
-                dist.all_reduce(torch.zeros(used, dtype=torch.int32, device=self.model.device))
-        anywhere = super().agree(short)
-        if anywhere:
-            # The old wrapper is removed first, because its hooks on the parameters would fire along with the new ones.
-            del self._ddp
-            super().drop_gradients()
-            gc.collect()
-            self._wrap(first=False)
-        return anywhere
+        if short and not self._has_ended:
+            self._end()
+        return super().agree(short)
+
+    def _reached(self, number: int, parameter: Tensor) -> None:
+        """Note a gradient that a batch has added to bucket `number`; after the last, send the buckets that are full."""
+        self._used.add(parameter)
+        if self._is_last:
+            self.buckets[number].missing -= 1
+            while len(self._sent) < len(self.buckets) and not self.buckets[len(self._sent)].missing:
+                self._send()
+
+    def _send(self) -> None:
+        """Start to sum the next bucket over the processes."""
+        if not self._sent:  # once per update, because each is a message to the store that all processes share
+            self.processes.arrive()
+        self._sent.append(dist.all_reduce(self.buckets[len(self._sent)].total, async_op=True))
+
+    def _end(self) -> None:
+        """Send the buckets that are left, and wait for the sums."""
+        self._is_last, self._has_ended = False, True
+        while len(self._sent) < len(self.buckets):
+            self._send()
+        for work in self._sent:
+            work.wait()
+        if self._layer_drop:
+            used = torch.tensor([parameter in self._used for parameter in self._trained], dtype=torch.int32)
+            used = used.to(self.model.device)
+            dist.all_reduce(used)
+            for parameter, count in zip(self._trained, used.tolist(), strict=True):
+                if not count:
+                    parameter.grad = None  # with a gradient of zero, its moments would decay
 
 
 class Sharded(Parallel):

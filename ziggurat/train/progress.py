@@ -23,9 +23,9 @@ from ziggurat.system.terminal import duration
 from ziggurat.train.checkpoint import RunProgress
 from ziggurat.train.depth_records import DepthReporter
 from ziggurat.train.learner import Learner
-from ziggurat.train.records import MetricsWriter, RunLog
+from ziggurat.train.limits import finished, share_done, time_left
+from ziggurat.train.run_log import MetricsWriter, RunLog
 from ziggurat.train.saving import Saver
-from ziggurat.train.schedule import finished, share_done, time_left
 from ziggurat.train.update import UpdateResult
 from ziggurat.train.validate import Validation
 

@@ -29,7 +29,7 @@ from ziggurat.train.device import Shortage, within_memory
 from ziggurat.train.diagnosis.gradients import eagerly
 from ziggurat.train.learner import Learner
 from ziggurat.train.objective import Objective, add_gradients
-from ziggurat.train.records import RunLog
+from ziggurat.train.run_log import RunLog
 from ziggurat.train.update import UpdateResult
 
 

@@ -43,7 +43,7 @@ from ziggurat.system.staging import discard, sweep, tidy
 from ziggurat.train.checkpoint import Checkpoint, RunProgress, read_progress, save_checkpoint
 from ziggurat.train.distributed import Processes
 from ziggurat.train.learner import Learner
-from ziggurat.train.records import RunLog
+from ziggurat.train.run_log import RunLog
 
 
 def prune(run: Path, progress: RunProgress, kept: CheckpointConfig, *, smaller_is_better: bool) -> None:

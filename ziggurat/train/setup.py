@@ -43,12 +43,13 @@ from ziggurat.train.device import (
 )
 from ziggurat.train.distributed import Processes
 from ziggurat.train.learner import Learner
+from ziggurat.train.limits import refuse_endless
 from ziggurat.train.loss import refuse_without_links
 from ziggurat.train.objective import every_branch_present, settle_precision
-from ziggurat.train.records import RunLog
 from ziggurat.train.run import create_run, refuse_existing, refuse_idle, refuse_other_store, settled_before
+from ziggurat.train.run_log import RunLog
 from ziggurat.train.saving import StoreCheck, set_aside
-from ziggurat.train.schedule import initial_progress, next_rate, refuse_endless
+from ziggurat.train.schedule import initial_progress, next_rate
 from ziggurat.train.trackers import refuse_missing_trackers
 from ziggurat.train.validate import Validator, settings_of_scores
 
@@ -111,7 +112,6 @@ def try_batches(
                 learner.parallel.drop_gradients()
         del reserve  # not earlier: the tensors must live as long as the trial
 
-    learner.parallel.fix_buckets(batches[0])  # together, before one process may run out of memory
     with (
         random_state_kept(device),
         every_branch_present(model),
@@ -364,8 +364,8 @@ def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> tuple[RunProgr
     first = initial_progress(setup.experiment.training.schedule)
     if not resume:
         return first, setup.origin
-    # Compiled graphs and DDP's buckets depend on the first batch, so use the first one of a new run. This may also be a
-    # smaller machine, or fewer processes with more batches each.
+    # Compiled graphs depend on the first batch, so use the first one of a new run. With several processes, this may be
+    # a smaller machine, or there may be fewer of them with more batches each.
     if setup.experiment.training.compile == "layers" or setup.processes.count > 1:
         refuse_too_large(setup.learner, setup.loader, setup.experiment, LoaderState())
     warn = partial(log.say, style="bold red")

@@ -27,7 +27,8 @@ from ziggurat.system.errors import ConfigError
 from ziggurat.train.checkpoint import RunProgress
 from ziggurat.train.distributed import Processes
 from ziggurat.train.objective import autocast, batch_loss
-from ziggurat.translate.results import TranslationWarning, translate_tagged
+from ziggurat.translate.interface import translate_tagged
+from ziggurat.translate.results import TranslationWarning
 from ziggurat.translate.translator import Translator
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import Tokenizer
-from ziggurat.translate.choice import Sentence
 from ziggurat.translate.hypotheses import IdHypothesis
-from ziggurat.translate.options import unmet
 from ziggurat.translate.results import Alignment, Hypothesis, Translation, join_parts, one_line, side_by_side
+from ziggurat.translate.settings import Sentence
+from ziggurat.translate.terms import unmet
 
 _WORD_START = "\u2581"  # SentencePiece
 _CONTINUES = "@@"  # subword-nmt

@@ -19,20 +19,14 @@ import torch
 from ziggurat.config import DecodingConfig
 from ziggurat.system.errors import ConfigError, DataError, out_of_memory, printable
 from ziggurat.translate.assembly import Assembler, SourcePart
-from ziggurat.translate.choice import RuleOptions, SearchSettings, Sentence
 from ziggurat.translate.hypotheses import LengthPenalty
-from ziggurat.translate.options import LineExtras, TranslateOptions, phrase_ids
-from ziggurat.translate.results import (
-    Notices,
-    Translation,
-    boundary_ids,
-    check_tag,
-    count_untagged,
-    ends_in_word,
-    in_parts,
-)
+from ziggurat.translate.options import LineExtras, TranslateOptions
+from ziggurat.translate.results import Notices, Translation
 from ziggurat.translate.scorers import Scorer
 from ziggurat.translate.search import Search, search, search_by_steps
+from ziggurat.translate.settings import RuleOptions, SearchSettings, Sentence
+from ziggurat.translate.terms import phrase_ids
+from ziggurat.translate.text_lines import boundary_ids, check_tag, count_untagged, ends_in_word, in_parts
 
 if TYPE_CHECKING:
     from ziggurat.translate.translator import Translator
@@ -87,8 +81,8 @@ class TranslationCall:
         if max_positions is not None:
             self.source_limit = min(self.source_limit, max(1, max_positions - 1 - len(self.tag)))
             self.target_limit = min(self.target_limit, max_positions - 1)
-        # A model may have rows beyond the tokenizer's ids, which have no text.
-        rows = translator.scorer().vocabulary_size
+        # A model may have rows beyond the tokenizer's ids, which have no text. Exported graphs have none.
+        rows = max((model.vocabulary_size for model in translator.models), default=target.size)
         never = {target.pad, target.bos, *target.tags.values(), *range(target.size, rows)}
         if not decoding.writes_unknown:
             never.add(target.unk)

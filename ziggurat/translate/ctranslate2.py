@@ -32,21 +32,16 @@ from ziggurat.translate.engines import (
     refuse_unsupported,
     unsupported_settings,
 )
-from ziggurat.translate.options import ARGUMENTS, LineExtras, TextTranslator, TranslateOptions
-from ziggurat.translate.results import (
-    Alignment,
-    Hypothesis,
-    Notices,
-    TargetScore,
-    Translation,
+from ziggurat.translate.interface import TextTranslator
+from ziggurat.translate.options import ARGUMENTS, LineExtras, TranslateOptions
+from ziggurat.translate.results import Alignment, Hypothesis, Notices, TargetScore, Translation, one_line, side_by_side
+from ziggurat.translate.text_lines import (
     begins_word,
     check_tag,
     count_untagged,
     ends_in_word,
     first_word,
     in_parts,
-    one_line,
-    side_by_side,
     without_nul,
 )
 

@@ -15,8 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.hypotheses import NEVER
+from ziggurat.translate.settings import SearchSettings, Sentence
 
 
 def _may_hold(condition: Tensor) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -290,14 +289,6 @@ class ModelScorer:
             self._output.keep(sentences)
 
 
-@dataclass(frozen=True)
-class ForcedScore:
-    """Log-probabilities (natural logarithm) of one given target, end-of-sentence included."""
-
-    log_probability: float
-    token_log_probabilities: list[float]
-
-
 @torch.inference_mode()
 def force_score(
     model: Seq2Seq | Sequence[Seq2Seq],
@@ -309,18 +300,19 @@ def force_score(
     pad: int,
     batch_tokens: int = 4096,
     device: torch.device | str = "cpu",
-) -> list[ForcedScore]:
-    """Return the score of each target given its source, in the order of the input.
+) -> list[list[float]]:
+    """Return the log-probability of each token of each target given its source, end-of-sentence included.
 
-    `model` is one model, or the members of an ensemble (see EnsembleScorer); `sources` are ids with end-of-sentence,
-    `targets` without it. A batch has at most `batch_tokens` tokens on its longer side, including padding.
+    They are natural logarithms, in the order of the input. `model` is one model, or the members of an ensemble (see
+    EnsembleScorer); `sources` are ids with end-of-sentence, `targets` without it. A batch has at most `batch_tokens`
+    tokens on its longer side, including padding.
 
     Raises ValueError for unequal numbers of sources and targets.
     """
     if len(sources) != len(targets):
         raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")
     members = model if isinstance(model, Sequence) else [model]
-    scores: dict[int, ForcedScore] = {}
+    scores: dict[int, list[float]] = {}
     lengths = [max(len(s), len(t) + 1) for s, t in zip(sources, targets, strict=True)]
     for batch in length_batches(lengths, batch_tokens):
         # The mask hides the padding, which must be an id of the source vocabulary; the target's `pad` may not exist
@@ -334,8 +326,7 @@ def force_score(
             of_members.append(_of_targets(member, hidden[target_mask], target[target_mask]))
         tokens = log_mean_probability(of_members).cpu()  # once for all rows, since each would wait for a GPU
         for i, row in zip(batch, tokens.split([len(targets[i]) + 1 for i in batch]), strict=True):
-            # Summed in float64, because fp32 would lose digits over a long target.
-            scores[i] = ForcedScore(float(row.double().sum()), row.tolist())
+            scores[i] = row.tolist()
     return [scores[i] for i in range(len(sources))]
 
 
@@ -369,8 +360,9 @@ def _of_targets(model: Seq2Seq, hidden: Tensor, target: Tensor) -> Tensor:
 def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
     """Yield batches of indices into `lengths`, longest first; sentences x longest <= `batch_tokens`.
 
-    A sentence longer than `batch_tokens` is a batch by itself. Longest first, so that a batch that does not fit into
-    memory fails at once, not after an hour. Equal lengths keep their order.
+    Unlike pairs in training (ziggurat.data.batching), a sentence longer than `batch_tokens` is a batch by itself.
+    Longest first, so that a batch that does not fit into memory fails at once, not after an hour. Equal lengths keep
+    their order.
     """
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):

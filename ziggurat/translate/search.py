@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 
 from ziggurat.system.errors import ConfigError, ZigguratError
-from ziggurat.translate.choice import SearchSettings, Sentence, choice_of, searched_together
+from ziggurat.translate.choice import Candidates, choice_of, searched_together
 from ziggurat.translate.hypotheses import NEVER, IdHypothesis, RowTrack, Trellis, TrellisStep, to_host
 from ziggurat.translate.rules import Rules
 from ziggurat.translate.scorers import Scorer, padded
+from ziggurat.translate.settings import SearchSettings, Sentence
 
 
 class NonFiniteScoreError(ZigguratError):
@@ -67,13 +68,13 @@ class SearchState(NamedTuple):
         count, beams, device = len(sentences), settings.beam_size, settings.device
         total = torch.full((count, beams), NEVER, dtype=torch.float64, device=device)
         total[:, :: beams // groups] = 0.0
-        kept = (count, groups, -(-settings.n_best // groups))
+        finished = (count, groups, -(-settings.n_best // groups))
         limits = [(0, s.max_length, min(s.min_length, s.max_length), len(s.source)) for s in sentences]
         return cls(
             torch.full((count, beams), settings.bos, device=device),
             total,
-            torch.full(kept, NEVER, dtype=torch.float64, device=device),
-            torch.zeros(kept, dtype=torch.int64, device=device),
+            torch.full(finished, NEVER, dtype=torch.float64, device=device),
+            torch.zeros(finished, dtype=torch.int64, device=device),
             torch.full((count,), NEVER, dtype=torch.float64, device=device),
             torch.zeros(count, dtype=torch.int64, device=device),
             *torch.tensor(limits, dtype=torch.int64, device=device).view(-1, 4).unbind(1),
@@ -210,59 +211,25 @@ class Search:
         # (1) Admit waiting sentences, once there is room for a group of them.
         self._admit(self.waiting.group([len(each.sentence.source) for each in self.live]))
         self.settings.before_step()
-        state = self.state
 
-        # (2) Score the next tokens. One fused pass over a row is faster on CPU than its log-sum-exp alone, and NaN
-        # anywhere makes the whole row NaN. In place if possible, because on CPU fresh memory for every step costs more
-        # than the pass itself.
-        scores = self.scorer.step(state.tokens)
-        narrow = scores.dtype in (torch.bfloat16, torch.float16)
-        wide = scores.float() if narrow else scores
-        log_probabilities = torch.log_softmax(wide, -1, out=wide)
-        broken = log_probabilities[..., 0].isnan()
+        # (2) Score the next tokens, and choose: C extensions are candidates; of those that do not end, K are the next
+        # beams.
+        log_probabilities, broken = self._scores()
         attention = self._attention()
-
-        # (3) Apply the rules, in place. If they change scores, a copy keeps the model's scores for the results.
-        given = log_probabilities.clone() if self.rules.change_scores else None
-        self.rules.apply(log_probabilities, state.position, state.min_length, state.max_length)
-
-        # (4) Choose: C extensions are candidates; of those that do not end, K are the next beams.
-        candidates = self.choice.candidates(state.total, log_probabilities, state.position)
-        if given is not None:
-            index = candidates.origin * given.shape[2] + candidates.token
-            candidates = candidates._replace(log_probability=given.flatten(1).gather(1, index))
-        candidates = candidates._replace(total=self._narrowed(self._pruned(candidates.total)))
+        candidates = self._candidates(log_probabilities)
         ends = candidates.token == self.settings.eos
         going = candidates.total.masked_fill(ends, NEVER)
         chosen = self.choice.beams(going, candidates)
-        tokens, parents = candidates.token.gather(1, chosen), candidates.origin.gather(1, chosen)
 
-        # (5) Rank the candidates that end among the finished hypotheses.
-        counted = self._counted(ends, candidates.total)
-        ended = candidates.total.masked_fill(~counted, NEVER)
-        score, ticket = self._ranked(ended, candidates.origin)
+        # (3) Rank the candidates that end among the finished hypotheses, and advance to the next position.
+        parents = self._advance(candidates, ends, going, chosen)
 
-        # (6) Advance to the next position.
-        longest = len(self.trellis) - min(each.track.start for each in self.live)
-        self.rules.follow(parents, tokens, state.position, longest)
-        self.state = state._replace(
-            tokens=tokens,
-            total=going.gather(1, chosen),
-            score=score,
-            ticket=ticket,
-            best=state.best if self.settings.rules.prune is None else state.best.maximum(ended.amax(1)),
-            ended=state.ended + counted.sum(1),
-            position=state.position + 1,
-        )
-        if self.attended is not None:
-            self.attended = self.attended.gather(1, parents[..., None].expand(-1, -1, self.attended.shape[2]))
-
-        # (7) Settle the sentences that can no longer improve. Everything that the host needs from a step, including
+        # (4) Settle the sentences that can no longer improve. Everything that the host needs from a step, including
         # whether all scores were finite, is read here at once, because each read waits for the device.
         state = self.state
         ranked = self._done(), state.score, state.ticket, state.total, broken.any()
-        kept = attention if self.settings.keep_attention else None
-        *read, failed, token, origin, own, total, beams, weights = to_host(*ranked, *candidates, chosen, kept)
+        shown = attention if self.settings.keep_attention else None
+        *read, failed, token, origin, own, total, beams, weights = to_host(*ranked, *candidates, chosen, shown)
         if failed:
             raise self._non_finite(broken)
         self.trellis.append(TrellisStep(token, origin, own, total, beams, weights))
@@ -271,7 +238,7 @@ class Search:
             settled = self._results(*(each.tolist() for each in read))
             parents = self._leave(done, parents)
 
-        # (8) Let the scorer's beams continue their parents; when sampling, each beam continues itself.
+        # (5) Let the scorer's beams continue their parents; when sampling, each beam continues itself.
         if self.choice.groups < self.choice.beam_size and len(parents):
             self.scorer.follow(parents)
         return settled
@@ -302,6 +269,50 @@ class Search:
         self.state = self.state.joined(SearchState.entering(sentences, self.settings, self.choice.groups))
         self.choice.admit(sentences)
         self.rules.admit(sentences)
+
+    def _scores(self) -> tuple[Tensor, Tensor]:
+        """Return the log-probabilities [N, K, V] of the next tokens, and the beams [N, K] whose scores are broken."""
+        # One fused pass over a row is faster on CPU than its log-sum-exp alone, and NaN anywhere makes the whole row
+        # NaN. In place if possible, because on CPU fresh memory for every step costs more than the pass itself.
+        scores = self.scorer.step(self.state.tokens)
+        narrow = scores.dtype in (torch.bfloat16, torch.float16)
+        wide = scores.float() if narrow else scores
+        log_probabilities = torch.log_softmax(wide, -1, out=wide)
+        return log_probabilities, log_probabilities[..., 0].isnan()
+
+    def _candidates(self, log_probabilities: Tensor) -> Candidates:
+        """Return the candidates among the extensions; `log_probabilities` [N, K, V] of the tokens are overwritten."""
+        state = self.state
+        # If the rules change scores, a copy keeps the model's scores for the results.
+        given = log_probabilities.clone() if self.rules.change_scores else None
+        self.rules.apply(log_probabilities, state.position, state.min_length, state.max_length)
+        candidates = self.choice.candidates(state.total, log_probabilities, state.position)
+        if given is not None:
+            index = candidates.origin * given.shape[2] + candidates.token
+            candidates = candidates._replace(log_probability=given.flatten(1).gather(1, index))
+        return candidates._replace(total=self._narrowed(self._pruned(candidates.total)))
+
+    def _advance(self, candidates: Candidates, ends: Tensor, going: Tensor, chosen: Tensor) -> Tensor:
+        """Rank the candidates that end, `ends` [N, C]; let the `chosen` [N, K] be the beams; return their parents."""
+        state = self.state
+        tokens, parents = candidates.token.gather(1, chosen), candidates.origin.gather(1, chosen)
+        counted = self._counted(ends, candidates.total)
+        ended = candidates.total.masked_fill(~counted, NEVER)
+        score, ticket = self._ranked(ended, candidates.origin)
+        longest = len(self.trellis) - min(each.track.start for each in self.live)
+        self.rules.follow(parents, tokens, state.position, longest)
+        self.state = state._replace(
+            tokens=tokens,
+            total=going.gather(1, chosen),
+            score=score,
+            ticket=ticket,
+            best=state.best if self.settings.rules.prune is None else state.best.maximum(ended.amax(1)),
+            ended=state.ended + counted.sum(1),
+            position=state.position + 1,
+        )
+        if self.attended is not None:
+            self.attended = self.attended.gather(1, parents[..., None].expand(-1, -1, self.attended.shape[2]))
+        return parents
 
     def _attention(self) -> Tensor | None:
         """Return the step's attention [N, K, S], if it is needed, and add it to the sums of the coverage term."""
@@ -432,13 +443,13 @@ class Search:
 
     def _leave(self, done: Sequence[bool], parents: Tensor) -> Tensor:
         """Remove the sentences that are `done`; return the remaining rows of `parents` [N, K]."""
-        kept = _compacted(done)
-        self.live = [self.live[row] for row in kept]
-        for row, (old, each) in enumerate(zip(kept, self.live, strict=True)):
+        stay = _compacted(done)
+        self.live = [self.live[row] for row in stay]
+        for row, (old, each) in enumerate(zip(stay, self.live, strict=True)):
             if row != old:
                 each.track.rows.append((len(self.trellis), row))
         self.trellis.forget([each.track for each in self.live])
-        on_host = torch.tensor(kept, dtype=torch.int64)
+        on_host = torch.tensor(stay, dtype=torch.int64)
         index = on_host.to(parents.device, non_blocking=True)
         self.state = self.state.rows(index)
         self.choice.keep(index)

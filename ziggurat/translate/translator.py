@@ -8,6 +8,7 @@ the model and a share of the CPU threads: each window of lines goes to one of th
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -31,16 +32,11 @@ from ziggurat.system.processes import in_order, share_cores, worker_pool
 from ziggurat.translate.assembly import Assembler
 from ziggurat.translate.call import TranslationCall
 from ziggurat.translate.hypotheses import LengthPenalty
-from ziggurat.translate.options import ARGUMENTS, LineExtras, StreamTranslator, TextTranslator, TranslateOptions
-from ziggurat.translate.results import (
-    Notices,
-    TargetScore,
-    Translation,
-    TranslationWarning,
-    count_untagged,
-    without_nul,
-)
+from ziggurat.translate.interface import StreamTranslator, TextTranslator
+from ziggurat.translate.options import ARGUMENTS, LineExtras, TranslateOptions
+from ziggurat.translate.results import Notices, TargetScore, Translation, TranslationWarning
 from ziggurat.translate.scorers import Scorer, Shortlist, force_score, open_members, scorer_of
+from ziggurat.translate.text_lines import count_untagged, without_nul
 
 
 class Translator(TextTranslator):
@@ -147,12 +143,12 @@ class Translator(TextTranslator):
         penalty = LengthPenalty.of(call.decoding.length_penalty)
         return [
             TargetScore(
-                penalty.score(score.log_probability, float(len(ids) + 1)),
-                score.log_probability,
+                penalty.score(log_probability, float(len(ids) + 1)),
+                log_probability,
                 tokenizer.pieces(ids),
-                score.token_log_probabilities,
+                of_tokens,
             )
-            for ids, score in zip(target_ids, scores, strict=True)
+            for ids, of_tokens, log_probability in zip(target_ids, scores, map(math.fsum, scores), strict=True)
         ]
 
     def call_of(self, options: TranslateOptions, *, constrained: bool = False) -> TranslationCall:

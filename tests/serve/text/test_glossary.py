@@ -16,7 +16,7 @@ from ziggurat.serve.text.paragraphs import aligned_text
 from ziggurat.serve.text.sentences import Options, SentenceTranslation, run
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.system.errors import DataError
-from ziggurat.translate.options import Term, Terms
+from ziggurat.translate.terms import Term, Terms
 
 OPTIONS = Options(sentencex_splitter("en"))
 WORDS = ["ab", "b", "Ab", "c", "ab c", "c d", "D"]

@@ -32,8 +32,11 @@ from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.system.files import fingerprint
 from ziggurat.translate.ctranslate2 import CTranslate2Translator
 from ziggurat.translate.engines import EXPORT_FILE, EXPORT_SHORTLIST, Engine, export_folder
-from ziggurat.translate.options import TextTranslator, TranslateOptions, read_constraints
-from ziggurat.translate.results import Notices, Translation, TranslationWarning, check_tag
+from ziggurat.translate.interface import TextTranslator
+from ziggurat.translate.options import TranslateOptions
+from ziggurat.translate.results import Notices, Translation, TranslationWarning
+from ziggurat.translate.terms import read_constraints
+from ziggurat.translate.text_lines import check_tag
 from ziggurat.translate.translator import load_translator
 
 

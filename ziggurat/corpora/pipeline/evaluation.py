@@ -64,10 +64,11 @@ from ziggurat.model.low_rank import weights_files
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import write_atomically
 from ziggurat.system.processes import SystemLoad, usable_cpus
-from ziggurat.translate.results import TranslationWarning, read_lines
+from ziggurat.translate.results import TranslationWarning
+from ziggurat.translate.text_lines import read_lines
 
 if TYPE_CHECKING:
-    from ziggurat.translate.options import TextTranslator
+    from ziggurat.translate.interface import TextTranslator
 
 PAGE, RECORD = "report.html", "report.json"
 _INT8 = {"precision": "int8"}

@@ -35,7 +35,7 @@ from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import atomic_file, write_atomically
 from ziggurat.system.small_files import built, parse_json, read_bounded
 from ziggurat.translate.engines import Engine
-from ziggurat.translate.options import TextTranslator
+from ziggurat.translate.interface import TextTranslator
 from ziggurat.translate.results import Translation, TranslationWarning
 
 _SAMPLE = {"search": "sample", "mbr": 0, "n_best": 1, **WITHOUT_BEAM}

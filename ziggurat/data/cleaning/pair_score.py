@@ -115,7 +115,7 @@ class HalfModel(NamedTuple):
 
         def lexicon(source: int) -> Lexicon:
             a, b = source, 1 - source
-            rows = translation_table(known[a], known[b], sizes[a], sizes[b], iterations=_ITERATIONS, kept=_KEPT)
+            rows = translation_table(known[a], known[b], sizes[a], sizes[b], iterations=_ITERATIONS, top=_KEPT)
             return Lexicon.of_rows(rows, sizes[a], sizes[b])
 
         return cls((lexicon(0), lexicon(1)), (WordOrder.learn(words[0], sizes[0]), WordOrder.learn(words[1], sizes[1])))

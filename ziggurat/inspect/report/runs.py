@@ -40,7 +40,8 @@ from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.system.files import folder_kind, write_atomically
 from ziggurat.system.small_files import built, parse_json, read_bounded, read_json, read_json_lines
 from ziggurat.train.records import Record, read_records
-from ziggurat.translate.results import TranslationWarning, translate_tagged
+from ziggurat.translate.interface import translate_tagged
+from ziggurat.translate.results import TranslationWarning
 from ziggurat.translate.translator import load_translator
 
 MAX_DRAWN = 8

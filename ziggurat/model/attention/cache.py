@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -125,7 +125,7 @@ class LiveBeams:
         count: N.
         room: the number of sentences for which the caches have memory.
         longest: the largest of `positions`.
-        aligned: whether all sentences are at the same position.
+        in_step: whether all sentences are at the same position.
         source: source positions S of the longest sentence at the latest `admit`.
         first: whether all sentences take their first step. All beams of a sentence start from the same token, so that
             step runs one beam, [N, 1, d_model] for [N, K, d_model], and its result holds for the others.
@@ -137,7 +137,7 @@ class LiveBeams:
         self.count = 0
         self.room = 0
         self.longest = 0
-        self.aligned = True
+        self.in_step = True
         self.source = 0
         self.first = True
         self._steps = 0
@@ -163,7 +163,7 @@ class LiveBeams:
         """
         if self.first:
             return None if entries == 1 else Mask(self._bias[: self.count, None, :1, :entries])
-        if self.beam_size == 1 and self.aligned and entries == self.longest + 1:
+        if self.beam_size == 1 and self.in_step and entries == self.longest + 1:
             return None
         return Mask(self._bias[: self.count, None, :, :entries])
 
@@ -234,7 +234,7 @@ class LiveBeams:
             self._bias = torch.cat([self._bias, more], dim=2)
         if self.first:
             self._bias[: self.count, :, 0] = 0
-        elif self.aligned:
+        elif self.in_step:
             self._bias[: self.count, :, at * beams : (at + 1) * beams] = self._own
         else:
             entries = self._bias.unflatten(2, (-1, beams))
@@ -274,8 +274,21 @@ class LiveBeams:
         self.count = len(self._born)
         first = min(self._born, default=self._steps)
         self.longest = self._steps - first
-        self.aligned = first == max(self._born, default=self._steps)
+        self.in_step = first == max(self._born, default=self._steps)
         self.first = self.longest == 0
+
+
+class BeamCache(Protocol):
+    """State of the live hypotheses between decoding steps, which follows every choice of the search.
+
+    What starts new sentences depends on the state: their memory, their rows, or both.
+    """
+
+    def follow(self, parents: Tensor) -> None:
+        """Make beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+
+    def keep(self, moves: RowMoves) -> None:
+        """Move rows; `LiveBeams.keep` has already counted the live ones."""
 
 
 _DENSE_BLOCK = 8
@@ -387,7 +400,7 @@ class SelfAttentionCache:
             shape = (live.room, key.shape[1], size * beams, key.shape[3])
             self._blocks.append(KeyValueBlock(key.new_zeros(shape), value.new_zeros(shape)))
         begin, end = place * beams, place * beams + key.shape[2]
-        if live.aligned:
+        if live.in_step:
             for buffer, part in zip(self._blocks[number], (key, value), strict=True):
                 buffer[: live.count, :, begin:end] = part
         else:

@@ -14,13 +14,13 @@ from torch.nn import functional as F
 
 from ziggurat.model.accelerator import has_cpu_kernels
 from ziggurat.model.attention.cache import (
+    BeamCache,
     CrossAttentionCache,
     KeptWeights,
     KeyValueBlock,
     LiveBeams,
     LiveMemory,
     Mask,
-    RowMoves,
     SelfAttentionCache,
     SequenceBounds,
 )
@@ -274,17 +274,11 @@ def _attend_between(query: Tensor, key: Tensor, value: Tensor, bounds: SequenceB
     return context.unflatten(0, (batch, queries)).transpose(1, 2)
 
 
-class OwnCache(Protocol):
-    """The state of live hypotheses that attention to the target keeps between decoding steps."""
+class OwnCache(BeamCache, Protocol):
+    """The state that attention to the target keeps."""
 
     def admit(self, rows: slice) -> None:
         """Start new sentences, which have `rows` among the live ones."""
-
-    def follow(self, parents: Tensor) -> None:
-        """Make beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
-
-    def keep(self, moves: RowMoves) -> None:
-        """Move rows; `LiveBeams.keep` has already counted the live ones."""
 
 
 class OwnAttention(nn.Module, ABC):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ziggurat.model.attention.cache import CrossAttentionCache, KeptWeights, KeyValueBlock, LiveBeams, Mask, StateCache
+from ziggurat.model.attention.cache import KeyValueBlock, LiveBeams, Mask, StateCache
 from ziggurat.model.attention.multihead import (
     CrossAttention,
     FirstValues,
@@ -25,6 +25,9 @@ from ziggurat.model.linear import Linear, NormedLinear
 from ziggurat.model.lstm import decayed_sum
 from ziggurat.model.roles import Role, Roles, Slot, linear_slots, table_slots
 from ziggurat.system.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ziggurat.model.layers import TargetView
 
 
 class RelativeAttention(SelfAttention):
@@ -194,48 +197,6 @@ class SimplifiedAverageAttention(OwnAttention):
         """Yield the role of each parameter that the module holds itself."""
         yield from linear_slots(self, "v_proj", Role.ATTENTION_VALUE, 3 * self.v_proj.weight.shape[0])
         yield from linear_slots(self, "out_proj", Role.ATTENTION_OUT)
-
-
-class TargetView(Protocol):
-    """Everything a decoder layer sees besides the stream.
-
-    In training this is the whole target (WholeTarget), in decoding one step at a time
-    (ziggurat.model.transformer.DecoderLayerCache). A layer asks its view to attend, so one `forward` serves both.
-    """
-
-    def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
-        """Let `module` attend from `x` to the target so far."""
-
-    def remembered(self, module: CrossAttention) -> CrossAttentionCache:
-        """Return the memory as `module` projects it."""
-
-
-class WholeTarget(NamedTuple):
-    """All target positions at once.
-
-    Attributes:
-        future: mask that hides future positions.
-        memory: [batch, source, d_memory].
-        padding: mask that hides the memory's padding.
-        first: holds the first layer's values of the target, if there is a value residual.
-        first_of_memory: the same for those of the memory.
-        kept: receives the weights of attention to the memory.
-    """
-
-    future: Mask
-    memory: Tensor
-    padding: Mask | None
-    first: FirstValues | None = None
-    first_of_memory: FirstValues | None = None
-    kept: KeptWeights | None = None
-
-    def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
-        """Let `module` attend from `x` [batch, target, d_model] to itself."""
-        return module(x, self.future, self.first)
-
-    def remembered(self, module: CrossAttention) -> CrossAttentionCache:
-        """Project the memory."""
-        return module.remember(self.memory, self.padding, self.kept, first=self.first_of_memory)
 
 
 class MergedAttention(nn.Module):

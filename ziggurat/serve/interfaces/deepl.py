@@ -34,7 +34,7 @@ from ziggurat.serve.text.tokens import Token
 from ziggurat.serve.translation_request import PLAIN
 from ziggurat.serve.translations import Split, Translations, noticed
 from ziggurat.system.errors import DataError
-from ziggurat.translate.options import Terms
+from ziggurat.translate.terms import Terms
 
 _UNLIMITED = 10**12
 """_UNLIMITED is the character limit of an account that /v2/usage reports, because clients expect a number."""

@@ -41,8 +41,9 @@ from ziggurat.serve.text.elements import HTML
 from ziggurat.serve.text.sentences import units
 from ziggurat.serve.translation_request import TextTranslation, ranked
 from ziggurat.serve.translations import Translations
-from ziggurat.translate.options import Term, Terms, TranslateOptions
+from ziggurat.translate.options import TranslateOptions
 from ziggurat.translate.results import Hypothesis
+from ziggurat.translate.terms import Term, Terms
 
 
 def native_response(found: TextTranslation, source: str, options: TranslateOptions, *, plain: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Application of a glossary's terms (ziggurat.translate.options) to a translation.
+"""Application of a glossary's terms (ziggurat.translate.terms) to a translation.
 
 Hard terms are reproduced letter by letter. The sentence is first translated unchanged. If the translation lacks a term,
 it is translated again with each term replaced by its target, which must then stay unchanged like an address
@@ -24,8 +24,8 @@ import regex
 from ziggurat.serve.text.alignment import piece_spans
 from ziggurat.serve.text.sentences import Link, Options, SentenceRequests, Target, Unit, sentence
 from ziggurat.serve.text.splitting import Item, occurrences
-from ziggurat.translate.options import LETTER, Found, Term, Terms
 from ziggurat.translate.results import Translation
+from ziggurat.translate.terms import LETTER, Found, Term, Terms
 
 _WORDS = regex.compile(r"\w+|[^\w\s]+")
 _APOSTROPHES = dict.fromkeys(map(ord, "\u2019\u02bc\u2032\uff07"), "'")

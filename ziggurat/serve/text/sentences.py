@@ -30,8 +30,8 @@ from ziggurat.serve.text.splitting import (
     occurrences,
     protected,
 )
-from ziggurat.translate.options import Terms
 from ziggurat.translate.results import UNSPACED_SCRIPTS
+from ziggurat.translate.terms import Terms
 
 if TYPE_CHECKING:
     from ziggurat.serve.text.glossary import Tally

@@ -89,13 +89,13 @@ def _last_gap(text: str) -> int:
     return gaps[-1] if gaps else len(text)
 
 
-def sentence_spans(text: str, split: Splitter, kept: Sequence[tuple[int, int]] = ()) -> list[tuple[int, int]]:
+def sentence_spans(text: str, split: Splitter, whole: Sequence[tuple[int, int]] = ()) -> list[tuple[int, int]]:
     """Return the sentences of a paragraph as spans without white space at their ends.
 
     Args:
         text: the paragraph.
         split: the splitter.
-        kept: stretches, in order, that no sentence may end inside, such as addresses; a longer sentence is split
+        whole: stretches, in order, that no sentence may end inside, such as addresses; a longer sentence is split
             between them or, at MAX_SENTENCE, inside them.
     """
     ends, end = [], 0
@@ -106,9 +106,9 @@ def sentence_spans(text: str, split: Splitter, kept: Sequence[tuple[int, int]] =
         ends = [len(text)]
     spans, begin, at = [], 0, 0
     for end in ends:
-        while at < len(kept) and kept[at][1] <= end:
+        while at < len(whole) and whole[at][1] <= end:
             at += 1
-        if at < len(kept) and kept[at][0] < end < kept[at][1]:
+        if at < len(whole) and whole[at][0] < end < whole[at][1]:
             continue
         spans += _within_limit(text, begin, end)
         begin = end
@@ -380,14 +380,14 @@ def has_words(text: str, items: list[Item]) -> bool:
 
 
 def adjoining(items: Sequence[Item]) -> list[list[Item]]:
-    """Return items in runs without text inside: the parts of `%d%%` and of `{scheme}{host}` belong together."""
-    runs: list[list[Item]] = []
+    """Return groups of items without text inside: the parts of `%d%%` and of `{scheme}{host}` belong together."""
+    groups: list[list[Item]] = []
     for item in items:
-        if runs and runs[-1][-1].end == item.start:
-            runs[-1].append(item)
+        if groups and groups[-1][-1].end == item.start:
+            groups[-1].append(item)
         else:
-            runs.append([item])
-    return runs
+            groups.append([item])
+    return groups
 
 
 def occurrences(literal: str, text: str) -> list[int]:

@@ -219,7 +219,7 @@ def by_part(parts: Parts, norm_of: Callable[[list[nn.Parameter]], float]) -> dic
 def backward_measures(model: Seq2Seq, trace: Trace, objective: Tensor, which: Iterable[str]) -> dict[str, Any]:
     """Return the measures that `which` names among `gradient_norm`, `beta_ln`, `beta_rc`, `beta` and `r`.
 
-    torch.autograd.grad accumulates nothing: gradients of the parameters do not change, and DDP's hooks do not run.
+    torch.autograd.grad accumulates nothing: gradients of the parameters do not change, and their hooks do not run.
 
     Args:
         model: the model.
