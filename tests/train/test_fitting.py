@@ -228,7 +228,7 @@ def test_a_hopeless_search_reports_the_reason(tiny_folder: Path, monkeypatch: py
         found(tiny_experiment(tiny_folder, batch={"fit": True}))
     experiment = tiny_experiment(tiny_folder, batch={"fit": True, "fit_limit": 256})
     monkeypatch.setattr(setup, "BUDGET_STEP", 1024)
-    with pytest.raises(ConfigError, match=r"`training\.batch\.fit_limit: 256` is too low: .*; set it to 1024 at least"):
+    with pytest.raises(ConfigError, match=r"`training\.batch\.fit_limit: 256` is too low: .*; set it to at least 1024"):
         found(experiment)
 
 

@@ -37,7 +37,7 @@ def test_a_file_is_fetched_once_and_compared_every_time(server: Server, tmp_path
     assert len(server.requests) == 2
 
     held.path.write_bytes(CONTENT[:-1] + b"x")
-    with pytest.raises(DataError, match=r"since it was fetched, as a\.bin\.origin\.json tells; it was removed"):
+    with pytest.raises(DataError, match=r"since it was fetched, as a\.bin\.origin\.json shows; it was removed"):
         downloads.get(remote)
     assert downloads.get(remote).sha256 == SHA256
 
@@ -73,7 +73,7 @@ def test_the_folder_of_one_machine_is_the_mirror_of_another(server: Server, tmp_
     assert not (tmp_path / "two").exists(), "a mirror that is a folder is read where it lies"
     mirrored.path.write_bytes(CONTENT[:100])
     for asked_for, says in (
-        (remote, r"damaged or changed since it was fetched, as .*\.origin\.json tells"),
+        (remote, r"damaged or changed since it was fetched, as .*\.origin\.json shows"),
         (remote.model_copy(update={"sha256": SHA256}), "the mirror's file has the sha256"),
     ):
         with pytest.raises(DataError, match=f"{says}.*; it is in a mirror: replace it there"):
