@@ -54,9 +54,8 @@ CONFIGURATIONS = [
     Configuration("36-12", "ln_scaling-layer_scale", "2e-3"),
     Configuration("18-18", "dlcl-pre", "1e-2"),
 ]
-"""CONFIGURATIONS are those whose earlier trials had hardly any effect of the source, and for comparison others.
-
-The last five had 4e-6 to 6e-5, and were chosen when the outcomes of the first nine were known."""
+"""CONFIGURATIONS are those whose earlier trials had hardly any effect of the source, and others for comparison. The
+last three were chosen when the outcomes of nine were known."""
 UPDATES = 600
 """UPDATES is the length of a run; longer ones are judged at this update."""
 LONGER = [
