@@ -4,11 +4,13 @@ models.
 
 from __future__ import annotations
 
+import json
 import platform
 import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,6 +35,11 @@ def processor() -> str:
     lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    """Return the records of a file of JSON lines, or none if it is missing."""
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []
 
 
 def seconds_in_turns(

@@ -25,7 +25,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from configurations import Configuration  # noqa: E402
-from measuring import commit, processor  # noqa: E402
+from measuring import commit, lines_of, processor  # noqa: E402
 from table import read_trial  # noqa: E402
 from unseen import languages  # noqa: E402
 
@@ -96,11 +96,6 @@ def one_run(out: Path, configuration: Configuration, store: Store) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     write_atomically(out, (json.dumps(figures) + "\n").encode())
     print(row(json.loads(json.dumps(figures))), flush=True)
-
-
-def lines_of(file: Path) -> list[dict[str, Any]]:
-    """Return the records of a file of JSON lines."""
-    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
 
 
 def row(figures: dict[str, Any]) -> str:

@@ -24,7 +24,7 @@ from rich.console import Console
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]
 
-from measuring import commit, processor  # noqa: E402
+from measuring import commit, lines_of, processor  # noqa: E402
 
 from ziggurat.config import Experiment  # noqa: E402
 from ziggurat.config.recipes import load_named  # noqa: E402
@@ -147,11 +147,6 @@ def one_run(name: str, experiment: Experiment, work: Path) -> None:
     }
     write(out, figures)
     print(f"{name}: {outcome(figures)}", flush=True)
-
-
-def lines_of(file: Path) -> list[dict[str, Any]]:
-    """Return the records of a file of JSON lines, or none if it is missing."""
-    return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []
 
 
 def write(out: Path, figures: dict[str, Any]) -> None:

@@ -214,7 +214,7 @@ class AttentionConfig(Section):
 
 
 class CombinationConfig(Section):
-    """How every history except `latest` combines layers."""
+    """Combination of layers, for every history except `latest`."""
 
     start: Literal["average", "one", "last"] = "average"
     """Initial weights of `dlcl`, `blocks` and `top_only`. `average`: 1/n for the n outputs combined; `one`: 1; `last`:

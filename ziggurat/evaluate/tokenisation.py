@@ -1,4 +1,4 @@
-"""How BLEU and TER split a test set into words, which depends on the language and on spaces in the text.
+"""Tokenisation of a test set for BLEU and TER, which depends on the language and on spaces in the text.
 
 sacreBLEU recommends `zh`, `ja-mecab` and `ko-mecab` for their languages. For other scripts without spaces it has no
 special rules; `char`, which splits into characters, needs no download.

@@ -1,4 +1,4 @@
-"""What a run tells while it trains: messages (`log.txt`), and metrics (`metrics.jsonl`) with their trackers."""
+"""Output of a run while it trains: messages (`log.txt`), and metrics (`metrics.jsonl`) with their trackers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search is asked for: the sentences, and the settings of all of them."""
+"""Input of a search: the sentences, and the settings of all of them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class SearchSettings:
     sampling: DecodingConfig | None = None
     """If given, tokens are sampled: the temperature is applied, then `top_k`, `top_p` and `epsilon` in turn."""
     keep_attention: bool = False
-    """Whether results contain the attention of their tokens."""
+    """True if results contain the attention of their tokens."""
     batch_tokens: int = 4096
     """Maximum number of source tokens in the search at a time, including padding."""
     batch_sentences: int = 256

@@ -136,8 +136,8 @@ class CorpusSizes:
                 found += [self.made(step) for step in Corpora(self._context).distilled()]
         return _sum(found)
 
-    def evaluated(self, how: EvaluationConfig) -> LineCount | None:
-        """Return the number of lines that each system translates in the evaluation, those to measure speed included."""
+    def evaluated(self, how: EvaluationConfig, rounds: int) -> LineCount | None:
+        """Return the number of lines that each system translates; those that measure speed count `rounds` times."""
         held = self._config.bitext.hold_out
         languages = self._context.languages
         sets = [self._found(t.source, t.fetch, languages, f"test.{i}") for i, t in enumerate(self._config.test)]
@@ -145,7 +145,7 @@ class CorpusSizes:
         if (total := _sum(sets)) is None or sets[0] is None:
             return None
         perturbed = min(how.perturb_lines, sets[0].number) * len(perturbation_names(how.perturb, "evaluation.perturb"))
-        timed = 2 * min(how.speed_lines, sets[0].number)
+        timed = rounds * min(how.speed_lines, sets[0].number)
         return total._replace(number=total.number + perturbed + timed)
 
 

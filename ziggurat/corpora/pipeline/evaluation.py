@@ -154,7 +154,7 @@ class EvaluateStep(Step):
 
     def cost(self) -> Expected:
         """Return the expected cost of the systems' translations; scores take seconds."""
-        lines = CorpusSizes(self._context).evaluated(self._how)
+        lines = CorpusSizes(self._context).evaluated(self._how, _ROUNDS)
         each = [self._costs.translating(system.model, lines, None, 1).seconds for system in self._systems]
         known = [seconds for seconds in each if seconds is not None]
         if lines is None:
